@@ -37,7 +37,7 @@ EMBEDDING_ANSWERS = ("mean", "probability")
 LEVELS = (0.05, 0.5, 0.95)
 """Levels of their quantiles."""
 
-MISSING = ("error", "drop")
+MISSING = ("error", "drop", "impute")
 """What fits do with rows that lack a value."""
 
 NULL_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")

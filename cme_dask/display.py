@@ -37,10 +37,13 @@ def missing_lines(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "missing" not in about:
         return []
     missing = about["missing"]
-    columns = ", ".join(f"{name} {int(count):,}" for name, count in missing["columns"].items())
+    columns, filled = [], missing["filled"]
+    for name, count in missing["columns"].items():
+        fill = f" (filled in: {_shown(filled[name])})" if name in filled else ""
+        columns.append(f"{name} {int(count):,}{fill}")
     rows = int(missing["rows"])
     text = f"{rows:,} row{'' if rows == 1 else 's'} left out"
-    return [("missing", f"{text}; values by column: {columns}" if columns else text)]
+    return [("missing", "; values by column: ".join(filter(None, [text, ", ".join(columns)])))]
 
 
 def _shown(value: Any) -> str:

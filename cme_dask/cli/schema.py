@@ -213,10 +213,10 @@ class FitSection(_Section):
         ge=0.0,
         description="Largest change of density ratios tolerated from faster arithmetic; 0: none.",
     )
-    missing: Annotated[Literal["error", "drop"], Flag()] = Field(
+    missing: Annotated[Literal["error", "drop", "impute"], Flag()] = Field(
         "error",
-        description="What to do with rows that lack a value, which `ingest --missing keep` "
-        "stores: refuse them, or leave them out.",
+        description="What to do with missing values, which `ingest --missing keep` stores: refuse "
+        "them, drop the rows, or fill in those of x and drop the rows without y.",
     )
     sample_size: Annotated[int, Flag(type=count)] = Field(
         SAMPLE_SIZE, ge=2, description="Rows from which pivots are chosen."

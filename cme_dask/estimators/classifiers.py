@@ -125,6 +125,7 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         tags.target_tags.required = True
         tags.target_tags.multi_output = False
         tags.target_tags.single_output = True
+        tags.input_tags.allow_nan = getattr(self, "missing", "error") == "impute"
         tags.regressor_tags = None
         return tags
 

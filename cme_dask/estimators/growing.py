@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from cme_dask.data.columns import Columns
+from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
 from cme_dask.estimators.base import Declarations, Estimator, Measured, note_missing
@@ -80,9 +81,10 @@ class GrowingEstimator(Estimator):
             The new rows as they were read.
         """
         known = earlier.about.get("missing")
-        if known is not None or getattr(self, "missing", "error") != "error":
-            sample = sample.drop_missing()
-        sample = on_columns(sample, earlier.columns)
+        x, *others = earlier.columns
+        sample = on_columns(sample, (x.given, *others))
+        if known is not None or getattr(self, "missing", "error") == "drop":
+            sample = completed(sample, x)
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
         executor = options.executor()
         with self._reported(options.progress, executor, sample) as progress:
@@ -117,8 +119,9 @@ class GrowingEstimator(Estimator):
         about = fitted["model_"].about
         about["new_rows"] = info
         if report.missing is not None:
-            earlier_ones = None if alone_from is not None else known
-            note_missing(about, report.missing, sample, earlier_ones)
+            policy = "drop" if known is None else known["policy"]
+            before = None if alone_from is not None else known
+            note_missing(about, report.missing, sample, policy=policy, earlier=before)
         return both, fitted, sample
 
 

@@ -494,6 +494,8 @@ class MulticlassEmbedding(EmbeddingClassifier):
         """The rows with weights that are multiplied with those of their labels."""
         if self.class_weight is None:
             return sample
+        if self.missing == "drop":
+            sample = sample.drop_missing()
         codes, given = sample.sources[1], sample.weights
         source = codes.map(partial(_taken, self._label_weights(sample)), 1)
         if given is not None and (source.dask_array is given.dask_array is None):

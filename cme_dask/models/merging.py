@@ -356,6 +356,8 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
     """The first thing in which two models differ; None if they can be merged."""
     for i, name in enumerate("xy"):
         mine, other = a.sides[i].basis, b.sides[i].basis
+        if a.columns[i].imputation != b.columns[i].imputation:
+            return f"what fills in missing values of {name} differs"
         if a.columns[i].to_dict() != b.columns[i].to_dict():
             return f"columns of {name} differ ({a.columns[i].listed()}; {b.columns[i].listed()})"
         if a.sides[i].names != b.sides[i].names:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.data.columns import check_finite
+from cme_dask.data.missing import completed, learned, marked
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import DerivedSource
 from cme_dask.errors import DataError, ZeroWeights
@@ -133,6 +134,24 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     return rows, passes
 
 
+def imputed_rows(
+    sample: Sample, size: int, seed: int, executor: Executor
+) -> tuple[Sample, RowSample, int]:
+    """The sample with missing values of x filled in, its row sample, and the passes that took.
+
+    What is filled in is learned from the row sample, see :func:`cme_dask.data.missing.learned`.
+    Rows that lack another value than one of x are left out.
+
+    Raises
+    ------
+    DataError
+        As :func:`sample_rows`, or if a column of x has no value in any row.
+    """
+    rows, passes = sample_rows(marked(sample), size, seed, executor)
+    columns, rows = learned(sample.columns[0], rows)
+    return completed(sample, columns), rows, passes
+
+
 def _in_nearly_all_chunks(sample: Sample, size: int) -> bool:
     """Whether nearly all chunks hold rows of the sample."""
     chunks = [s.chunk_rows for s in sample.sources if s.chunk_rows is not None]
@@ -188,7 +207,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         return replace(draw(index, (), None, size, seed), complete=complete), 0
     in_memory = all(source.in_memory for source in sample.reads)
     here = in_this_process(executor) if in_memory else executor
-    alone = replace(sample, sources=(), columns=())
+    alone = replace(sample, sources=(), columns=(), filled=())
     (chosen,), _ = run_pass(alone, [PrioritySample(size, seed)], here, named=whole)
     if not len(chosen):
         raise ZeroWeights()
@@ -245,6 +264,7 @@ def choose_in_rounds(
             row_sample=None,
             folding=sample.folding if sample.dropping else BY_ROWS,
             beside=tuple(others) if sample.dropping else (),
+            filled=sample.filled if 0 in active else (),
         )
         extent = extent_of(read, executor)
         asked = tuple((rules[i], states[i]) for i in active)

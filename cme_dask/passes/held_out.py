@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
+from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddingModel
@@ -325,14 +326,16 @@ class Classifier:
                     f"the y of {sample.location} is no column of the labels "
                     f"{', '.join(map(str, self.labels))}"
                 )
-            return like_fit(sample.select(self.variable.columns.names, None), self.model)
+            columns = self.variable.columns
+            return like_fit(sample.select(columns.given.names, None), self.model, columns)
         if is_out_of_core(Y):
             raise DataError("labels in chunks are scored from a store: give labels in memory")
+        x, missing = self.variable.columns.given, "missing" in self.model.about
         if not is_out_of_core(X):
-            X = query_points(X, self.variable, "X", missing="missing" in self.model.about)
+            X, x = query_points(X, self.variable, "X", missing=missing), self.variable.columns
         known = {label: float(code) for code, label in enumerate(self.labels)}
         given = np.asarray(Y).ravel()
-        seen = ~missing_labels(given) if "missing" in self.model.about else slice(None)
+        seen = ~missing_labels(given) if missing else slice(None)
         labels, places = np.unique(given[seen], return_inverse=True)
         unknown = [label for label in labels.tolist() if label not in known]
         if unknown:
@@ -341,12 +344,11 @@ class Classifier:
         codes = np.full(len(given), np.nan)
         codes[seen] = np.array([known[label] for label in labels.tolist()])[places]
         sample = open_sample(X, codes, weights=weights)
-        x = self.variable.columns
         if len(sample.columns[0].names) != len(x.names):
             raise DataError(
                 f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
             )
-        return like_fit(replace(sample, columns=(x, self.y)), self.model)
+        return like_fit(replace(sample, columns=(x, self.y)), self.model, self.variable.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,9 +419,9 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
         y = None if Y is None else query_points(Y, model.y, "Y", missing=missing)
         x = query_points(X, model.x, "X", missing=missing)
         sample = open_sample(x, y, weights=weights)
-        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model)
+        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model, ours[0])
     sample = open_sample(X, Y, weights=weights)
-    ours = ours[: len(sample.columns)]
+    ours = (model.x.columns.given, model.y.columns)[: len(sample.columns)]
     named = [
         None if columns.names == Columns.default(key, len(columns.names)).names else each.names
         for key, columns, each in zip("xy", sample.columns, ours, strict=False)
@@ -437,9 +439,12 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
                     "the model: give the store that it was fitted on, or one with its labels"
                 )
-    return like_fit(replace(sample, columns=ours), model)
+    return like_fit(replace(sample, columns=ours), model, model.x.columns)
 
 
-def like_fit(sample: Sample, model: Any) -> Sample:
-    """The sample without rows that lack a value, if the fit of the model left out such rows."""
-    return sample.drop_missing() if "missing" in model.about else sample
+def like_fit(sample: Sample, model: Any, columns: Columns) -> Sample:
+    """The sample with missing values of x filled in and rows left out, as the fit of a model did.
+
+    ``columns`` are those of the model's x.
+    """
+    return completed(sample, columns) if "missing" in model.about else sample
