@@ -255,6 +255,7 @@ def transform(**options: Any) -> Shown:
 @section_options("FitSection", "events", "events_x")
 @section_options("TuningSection", "criterion", "rows", "evaluations", "averaged")
 @section_options("FitSection", "tol", "max_rank", "reg", "fold_by", max_rank="500", reg="learned")
+@section_options("FitSection", "missing")
 @hold_out_option
 @compute_options
 @overwrite_option
