@@ -511,6 +511,16 @@ def test_points_may_lack_values(imputing, tmp_path):
         imputing.predict(points.assign(a=[np.inf, 1.0, np.nan, 0.0]))
 
 
+def test_rows_that_are_left_out_already_stay_left_out(frame, imputing):
+    x, y, _ = frame
+    whole = x.notna().all(axis=1) & y.notna()
+    sample = open_sample(x, y).drop_missing()
+    assert score(imputing, sample).rows == whole.sum()
+    fit = JointDistribution(kernel_x=KERNEL, **FILLED, missing="impute").fit(sample)
+    assert fit.columns_x.imputation is None
+    assert fit.report_.rows == whole.sum()
+
+
 def test_learned_kernels_and_scores_take_rows_filled_in(frame):
     x, y, _ = frame
     few = Tuning(rows=200, evaluations=1, finalists=1, averaged=1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.data.columns import INDICATOR, Columns, Imputation
 from cme_dask.data.sample import Sample
+from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError
 from cme_dask.numerics.folds import RowSample
 
@@ -36,6 +37,10 @@ def completed(sample: Sample, columns: Columns) -> Sample:
         Rows of the columns that are given.
     columns
         The columns of x, with what takes the place of missing values.
+
+    Notes
+    -----
+    Rows that the sample leaves out already, see :meth:`Sample.drop_missing`, stay left out.
     """
     if columns.imputation is None:
         return sample.drop_missing()
@@ -48,9 +53,15 @@ def completed(sample: Sample, columns: Columns) -> Sample:
         sources=(x.map(Completion(columns), len(columns.names)), *others),
         columns=(columns, *sample.columns[1:]),
         row_sample=rows,
+        beside=_beside(sample),
         filled=columns.filled,
     )
     return filled.drop_missing()
+
+
+def _beside(sample: Sample) -> tuple[RowSource, ...]:
+    """With x as it is given where rows that lack a value of it are left out."""
+    return (*sample.beside, sample.sources[0]) if sample.dropping else sample.beside
 
 
 # From rows to what takes the place of their missing values. Passes refuse or leave out rows with
@@ -61,7 +72,9 @@ def marked(sample: Sample) -> Sample:
     """The sample with zeros in place of missing values of x, and a mark beside each column."""
     columns, (x, *others), rows = sample.columns[0], sample.sources, sample.row_sample
     names = columns.names
-    marks = tuple(f"missing {name}" for name in names)
+    marks: list[str] = []
+    for name in names:
+        marks.append(_unused(f"missing {name}", {*names, *marks}))
     if rows is not None:
         rows = replace(rows, parts=(_marked(rows.parts[0]), *rows.parts[1:]))
     beside = replace(
@@ -69,6 +82,7 @@ def marked(sample: Sample) -> Sample:
         sources=(x.map(_marked, 2 * len(names)), *others),
         columns=(Columns((*names, *marks)), *sample.columns[1:]),
         row_sample=rows,
+        beside=_beside(sample),
     )
     return beside.drop_missing()
 

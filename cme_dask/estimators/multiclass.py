@@ -536,8 +536,8 @@ def _label_counts(sample: Sample, labels: int) -> Array:
 
 
 def _taken(weights: Array, codes: Array) -> Array:
-    """The weight of each code, shape (b, 1)."""
-    return taken(codes, weights)
+    """The weight of each code, shape (b, 1); none of a label that is missing."""
+    return np.nan_to_num(taken(codes, weights))
 
 
 def _usable(x: Array, codes: Array, weights: Array) -> LabelledRows:

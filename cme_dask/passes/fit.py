@@ -185,7 +185,8 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         If weights are negative, weights or times are not finite, all weights are zero, or no row
         belongs to the part.
     """
-    whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None)
+    # Which rows lack a value is seen when the rows are read.
+    whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None, beside=())
     part, n = sample.part, sample.n_rows
     if len(sample.reads) == len(sample.sources):
         # Nothing needs to be read: keys are hashes of the numbers of the rows.

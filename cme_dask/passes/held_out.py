@@ -160,7 +160,8 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding; of classifiers the probabilities of labels are scored.
+        mean embedding; of classifiers the probabilities of labels are scored. Rows that lack a
+        value are left out, or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
