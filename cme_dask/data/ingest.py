@@ -418,8 +418,8 @@ def ingest(
         Columns of numbers with their periods, such as ``{"month": 12}``: stored as sine and cosine.
     missing
         ``"drop"`` leaves out rows that lack a selected value, ``"error"`` refuses them, ``"keep"``
-        stores NaN where x or y is missing, for fits with ``missing="drop"``; rows that lack their
-        weight, group or time are left out.
+        stores NaN where x or y is missing, for fits with ``missing="drop"`` or ``"impute"``; rows
+        that lack their weight, group or time are left out.
     units
         Units by column name, for the columns of x and y.
     null_values
