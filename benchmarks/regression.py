@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.methods import MethodStudy, counted
-from cme_dask.cli.tables import grid, number, with_error
+from cme_dask.cli.tables import grid
 from cme_dask.data.sample import Sample
+from cme_dask.display import number, with_error
 from cme_dask.errors import DataError
 from cme_dask.estimators.comparison import (
     LEVEL,

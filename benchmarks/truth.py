@@ -13,7 +13,8 @@ from threadpoolctl import threadpool_limits
 from benchmarks.methods import Judge, MethodStudy, counted
 from benchmarks.study import mean_and_error
 from benchmarks.truths import TRUTHS, Truth
-from cme_dask.cli.tables import grid, number, with_error
+from cme_dask.cli.tables import grid
+from cme_dask.display import number, with_error
 from cme_dask.errors import DataError
 from cme_dask.estimators.comparison import ROWS, training_rows
 from cme_dask.estimators.peers import ATOMS, METHODS, Answers, Training

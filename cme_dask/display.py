@@ -1,6 +1,6 @@
 """One-line reprs of results, sizes of bases in words, and numbers with their errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +30,20 @@ def brief_repr(self: Any) -> str:
 def passes(count: Any) -> str:
     """A number of passes in words."""
     return "1 pass" if int(count) == 1 else f"{int(count)} passes"
+
+
+def missing_lines(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The line of a summary on rows that lack a value, where a fit left some out."""
+    if "missing" not in about:
+        return []
+    missing = about["missing"]
+    columns, filled = [], missing["filled"]
+    for name, count in missing["columns"].items():
+        fill = f" (filled in: {_shown(filled[name])})" if name in filled else ""
+        columns.append(f"{name} {int(count):,}{fill}")
+    rows = int(missing["rows"])
+    text = f"{rows:,} row{'' if rows == 1 else 's'} left out"
+    return [("missing", "; values by column: ".join(filter(None, [text, ", ".join(columns)])))]
 
 
 def _shown(value: Any) -> str:

@@ -245,6 +245,7 @@ def _stream(
 
 def comparison_tables(result: dict[str, Any]) -> list[Any]:
     """Scores of each method, how far each is from the best one, and times."""
+    from cme_dask import display
     from cme_dask.cli import tables
     from cme_dask.estimators.comparison import LEVEL
 
@@ -255,7 +256,7 @@ def comparison_tables(result: dict[str, Any]) -> list[Any]:
 
     def cells(name: str, scores: Iterable[str]) -> list[str]:
         known = methods[name]
-        return [tables.number(known[s]["mean"]) if s in known else "-" for s in scores]
+        return [display.number(known[s]["mean"]) if s in known else "-" for s in scores]
 
     def beyond(name: str, score: str) -> str:
         each = methods[name].get(score)
@@ -263,7 +264,7 @@ def comparison_tables(result: dict[str, Any]) -> list[Any]:
             return "-"
         if each["best"] == name:
             return "best"
-        return tables.with_error(each["excess"], each["excess_error"])
+        return display.with_error(each["excess"], each["excess_error"])
 
     splits = f"{result['splits']} splits" if result["splits"] > 1 else "one split"
     title = f"{target} in {result['rows']:,} rows, {splits}"

@@ -298,7 +298,7 @@ def expectation_tables(result: Result) -> list[RenderableType]:
     head = [with_unit(name, units) for name in (*result["columns"], *result["functions"])]
     stds = result["std"] or [[None] * len(result["functions"])] * len(result["values"])
     rows = [
-        (*(p if isinstance(p, str) else number(p) for p in point), *map(with_error, values, std))
+        (*map(_text, point), *map(with_error, values, std))
         for point, values, std in zip(result["points"], result["values"], stds, strict=True)
     ]
     other = "y" if given == "x" else "x"
@@ -463,6 +463,8 @@ def store_answer_tables(result: Result) -> list[RenderableType]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "missing"
     return value if isinstance(value, str) else number(value)
 
 

@@ -21,6 +21,7 @@ from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
+from cme_dask.numerics.reduction import Filled
 
 if TYPE_CHECKING:
     from cme_dask.numerics.location import Residuals
@@ -60,14 +61,23 @@ class Sample:
         those of other parts; ``row_sample`` is that of the part.
     residuals
         What is made of x and y on the way, or None.
+    dropping
+        Whether passes leave out the rows that lack a value, and count them.
+    beside
+        Further sources, read by passes that leave out rows to see which of them lack a value.
+    filled
+        Where missing values of x are filled in when rows are read.
     first_row
         Global index of the first row, on which folds and the sampled rows of cells depend.
     n_rows
-        Number of rows n of the sources; how many of them belong to a part, only a pass tells.
+        Number of rows n of the sources; how many of them belong to a part or lack no value, only a
+        pass tells.
+    expected_rows
+        How many rows belong to the part, roughly.
     units
         The columns on which folds and the part depend, by name.
     reads
-        All sources that a pass reads: x, y, weights and units.
+        All sources that a pass reads: x, y, weights and units, and those beside.
     """
 
     sources: tuple[RowSource, ...]
@@ -80,8 +90,12 @@ class Sample:
     folding: Folding = BY_ROWS
     part: Split | None = None
     residuals: "Residuals | None" = None
+    dropping: bool = False
+    beside: tuple[RowSource, ...] = ()
+    filled: tuple[Filled, ...] = ()
     first_row: int = 0
     n_rows: int = field(init=False)
+    expected_rows: float = field(init=False)
     units: dict[str, RowSource] = field(init=False)
     reads: tuple[RowSource, ...] = field(init=False)
 
@@ -115,8 +129,10 @@ class Sample:
         weights = () if self.weights is None else (self.weights,)
         set_ = object.__setattr__  # of a frozen one
         set_(self, "units", units)
-        set_(self, "reads", (*self.sources, *weights, *units.values()))
+        set_(self, "reads", (*self.sources, *weights, *units.values(), *self.beside))
         set_(self, "n_rows", self.reads[0].shape[0])
+        share = 1.0 if self.part is None else self.part.expected_share
+        set_(self, "expected_rows", self.n_rows * share)
 
     def __repr__(self) -> str:
         names = "; ".join(
@@ -126,7 +142,9 @@ class Sample:
         weights = "" if self.weights is None else ", weighted"
         part = "" if self.part is None else f" of which {self.part}"
         folds = "" if self.folding.by == "rows" else f", folds by {self.folding}"
-        return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
+        missing = ", without rows that lack a value" if self.dropping else ""
+        about = f"{part}{weights}{folds}{missing}"
+        return f"Sample({self.n_rows:,} rows{about}, {names}, in {self.location})"
 
     def fold_by(self, folding: str | Folding) -> "Sample":
         """The same rows with folds by ``"rows"``, by ``"group"`` or by blocks of time, as ``"7d"``.
@@ -145,7 +163,7 @@ class Sample:
 
     def for_folds(self, n_folds: int) -> "Sample":
         """The sample as passes with so many folds read it: one fold needs no column to tell it."""
-        if n_folds > 1 or self.residuals is not None:
+        if n_folds > 1 or self.residuals is not None or self.dropping:
             return self
         return replace(self, folding=BY_ROWS)
 
@@ -206,6 +224,25 @@ class Sample:
             self._sides(Split(folding, 1.0 / n_folds, seed, False, k / n_folds))
             for k in range(n_folds)
         ]
+
+    def drop_missing(self) -> "Sample":
+        """The same rows without those that lack a value (NaN) in any column that is read.
+
+        Nothing is copied, stored or read now: passes over the sample read all rows, leave these out
+        and count them by column. Rows keep their numbers, and with them their folds. Columns are
+        those of x, y, the weights and, where folds or a part are by them, group and time.
+
+        Returns
+        -------
+        Sample
+
+        Examples
+        --------
+        >>> open_sample(np.array([1.0, np.nan, 3.0]), np.arange(3.0)).drop_missing()
+        Sample(3 rows, without rows that lack a value, x: x0; y: y0, in memory)
+        """
+        rows = self.row_sample
+        return replace(self, dropping=True, row_sample=rows and rows.without_missing())
 
     def map(
         self,
@@ -355,7 +392,12 @@ class Sample:
         return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
 
     def check_whole(self, what: str) -> None:
-        """DataError if this is a part: ``what`` takes all rows."""
+        """DataError if this is a part, or leaves out rows: ``what`` takes all of them."""
+        if self.dropping:
+            raise DataError(
+                f"{what} takes all rows, this sample leaves out those that lack a value: give the "
+                "sample before drop_missing()"
+            )
         if self.part is not None:
             raise DataError(
                 f"{what} takes all rows, this is a part of them ({self.part}): give the sample "

@@ -24,7 +24,8 @@ from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, swit
 from cme_dask.estimators.peers import Method, Training, chosen_methods
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
-from cme_dask.passes.scores import Law, score_pass
+from cme_dask.passes.losses import Law
+from cme_dask.passes.scores import score_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any

@@ -21,7 +21,7 @@ from cme_dask.errors import (
     ToleranceWarning,
     warn,
 )
-from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels import Categorical, Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
@@ -195,6 +195,9 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
     except (TypeError, ValueError) as error:
         raise DataError(f"pivots of {variable} must be numeric: {error}") from error
     array = array[:, None] if array.ndim == 1 else array
+    widths = len(columns.given.names), len(columns.names)
+    if columns.imputation is not None and array.ndim == 2 and array.shape[1] in widths:
+        array = columns.complete(array)
     if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
         raise DataError(
             f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
@@ -217,10 +220,11 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
             f"got {kernel!r}"
         )
-    kernel.check(len(columns.names))
+    chosen = kernel if columns.imputation is None else _with_indicators(kernel, columns)
+    chosen.check(len(columns.names))
     # A numeric kernel would take codes of labels as numbers.
     coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
-    wrong = [j for j in coded if kernel.measures(j)]
+    wrong = [j for j in coded if chosen.measures(j)]
     if wrong:
         column = columns.names[wrong[0]]
         raise DataError(
@@ -228,7 +232,23 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"as numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric "
             "kernel .on(...) the other columns, or give no kernel, so that it is learned"
         )
-    return kernel
+    return chosen
+
+
+def _with_indicators(kernel: Kernel, columns: Columns) -> Kernel:
+    """The kernel of the columns that are given, times one of the indicators of what is missing.
+
+    A kernel that does not fit the given columns is left as it is: it may be one of all columns.
+    """
+    given, count = len(columns.given.names), len(columns.names)
+    try:
+        kernel.check(given)
+    except DataError:
+        return kernel
+    if given == count:
+        return kernel
+    both: Kernel = kernel.on([*range(given)]) * Categorical(1.0).on([*range(given, count)])
+    return both
 
 
 def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
@@ -344,6 +364,8 @@ class FitContext:
         Normal scores of y whose location is fitted, where the best kernel takes them.
     mean
         The kernel of x that was learned for the location, if one was.
+    imputed
+        Whether missing values of x are filled in.
     """
 
     sample: Sample
@@ -367,6 +389,7 @@ class FitContext:
     mean: MeanKernel | None = None
     calibration: str | bool = False
     conformal: str | bool = False
+    imputed: bool = False
 
     def predict(
         self,

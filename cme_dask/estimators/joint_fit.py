@@ -204,7 +204,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             return ()
 
         rows, sample = context.rows, context.sample
-        n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+        n_rows = sample.expected_rows * rows.complete_share
 
         def of_variable(i: int) -> CellReduction:
             part, d = rows.parts[i], rows.parts[i].shape[1]
@@ -399,7 +399,8 @@ def _normal_scores(context: FitContext) -> Transform | None:
         return None
     few = any(_TIES * len(np.unique(column)) < len(column) for column in y.T)
     if few or search.finalists[0].trial.y.form == "scores":
-        return search.kernels[1].maps.get("scores")
+        scores: Transform | None = search.kernels[1].maps.get("scores")
+        return scores
     return None
 
 
@@ -531,7 +532,7 @@ def refitted_laws(
 
 def averaged(
     context: FitContext, result: FitResult
-) -> list[tuple[Sequence[FeatureBlock], MomentSums, Regularization, Callable[[int], Array]]]:
+) -> list[tuple[tuple[FeatureBlock, ...], MomentSums, Regularization, Callable[[int], Array]]]:
     """Sides, moments and ridge of the models whose ratios are averaged, and their refits.
 
     The last is h = g - 1 of the refit without a fold, in the bases N of y and of x.

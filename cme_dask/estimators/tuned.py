@@ -23,7 +23,7 @@ from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.crossval import factored_folds, held_folds
+from cme_dask.numerics.crossval import FactoredFold, HeldFold, factored_folds, held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import JointSolver, Regularization, replicates
@@ -275,7 +275,8 @@ class EnsembleFit:
     ) -> EnsembleMember:
         (x, y), search = spec.features, self.context.search
         factored = candidate.reg.form == "two-sided"
-        folds = list(factored_folds(moments) if factored else held_folds(moments))
+        folds: list[HeldFold | FactoredFold]
+        folds = [*factored_folds(moments)] if factored else [*held_folds(moments)]
         reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
         retained = 1.0
         if folds:

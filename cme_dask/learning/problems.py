@@ -71,7 +71,7 @@ class JointProblem(SearchProblem):
 
 
 def estimated(
-    folds: Sequence[HeldFold] | Sequence[FactoredFold],
+    folds: Sequence[HeldFold | FactoredFold],
     regs: Sequence[Regularization],
     functions: ScoringFunctions,
 ) -> tuple[Estimated, Estimated]:

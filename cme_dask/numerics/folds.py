@@ -307,6 +307,8 @@ class RowSample:
         Whether these are all rows of positive weight.
     units
         Values of ``group`` and ``time`` at the rows, by name, shapes (k,); those that are known.
+    complete_share
+        Share of the rows that were drawn which lack no value, where the others were left out.
     """
 
     keys: Array
@@ -315,6 +317,7 @@ class RowSample:
     weights: Array
     complete: bool
     units: Mapping[str, Array] = field(default_factory=dict)
+    complete_share: float = 1.0
 
     def __len__(self) -> int:
         """Number of rows k."""
@@ -338,14 +341,30 @@ class RowSample:
 
     def only(self, selected: Any) -> "RowSample":
         """The sample of a part of the rows: those of these rows that belong to it, shape (k,)."""
-        return RowSample(
-            self.keys[selected],
-            self.index[selected],
-            tuple(part[selected] for part in self.parts),
-            self.weights[selected],
-            self.complete,
-            {name: values[selected] for name, values in self.units.items()},
+        return replace(
+            self,
+            keys=self.keys[selected],
+            index=self.index[selected],
+            parts=tuple(part[selected] for part in self.parts),
+            weights=self.weights[selected],
+            units={name: values[selected] for name, values in self.units.items()},
         )
+
+    def without_missing(self, place: int | None = None) -> "RowSample":
+        """The rows that lack no value: any prefix is a random sample of such rows.
+
+        Parameters
+        ----------
+        place
+            The variable that may not lack one; default any, or their weight.
+        """
+        parts = (*self.parts, self.weights[:, None]) if place is None else (self.parts[place],)
+        lost = np.zeros(len(self), dtype=bool)
+        for values in parts:
+            lost |= np.isnan(values).any(axis=1)
+        if not lost.any():
+            return self
+        return replace(self.only(~lost), complete_share=self.complete_share * (1.0 - lost.mean()))
 
     def folds(self, folding: Folding, n_folds: int) -> Array:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""

@@ -298,7 +298,7 @@ class Moments:
             if (variable, name) in self.blocks
         }
         blocks[variable, variable] = slope.T @ self.blocks[variable, variable] @ slope
-        means = self.means | {variable: slope.T @ self.means[variable]}
+        means = dict(self.means) | {variable: slope.T @ self.means[variable]}
         return replace(self, blocks=blocks, means=means)
 
     def squared_error(

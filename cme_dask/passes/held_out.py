@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
+from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddingModel
@@ -15,6 +16,7 @@ from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
+from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
@@ -228,7 +230,8 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding; of classifiers the probabilities of labels are scored.
+        mean embedding; of classifiers the probabilities of labels are scored. Rows that lack a
+        value are left out, or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
@@ -392,25 +395,29 @@ class Classifier:
                     f"the y of {sample.location} is no column of the labels "
                     f"{', '.join(map(str, self.labels))}"
                 )
-            return sample.select(self.variable.columns.names, None)
+            columns = self.variable.columns
+            return like_fit(sample.select(columns.given.names, None), self.model, columns)
         if is_out_of_core(Y):
             raise DataError("labels in chunks are scored from a store: give labels in memory")
+        x, missing = self.variable.columns.given, "missing" in self.model.about
         if not is_out_of_core(X):
-            X = query_points(X, self.variable, "X")
+            X, x = query_points(X, self.variable, "X", missing=missing), self.variable.columns
         known = {label: float(code) for code, label in enumerate(self.labels)}
-        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
+        given = np.asarray(Y).ravel()
+        seen = ~missing_labels(given) if missing else slice(None)
+        labels, places = np.unique(given[seen], return_inverse=True)
         unknown = [label for label in labels.tolist() if label not in known]
         if unknown:
             listed = ", ".join(map(str, self.labels))
             raise DataError(f"unknown label {unknown[0]!r}: the model's are {listed}")
-        codes = np.array([known[label] for label in labels.tolist()])[places]
+        codes = np.full(len(given), np.nan)
+        codes[seen] = np.array([known[label] for label in labels.tolist()])[places]
         sample = open_sample(X, codes, weights=weights)
-        x = self.variable.columns
         if len(sample.columns[0].names) != len(x.names):
             raise DataError(
                 f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
             )
-        return replace(sample, columns=(x, self.y))
+        return like_fit(replace(sample, columns=(x, self.y)), self.model, self.variable.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -450,11 +457,13 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     """
     ours: tuple[Columns, ...] = (model.x.columns, model.y.columns)
     if not is_out_of_core(X) and not is_out_of_core(Y):
-        y = None if Y is None else query_points(Y, model.y, "Y")
-        sample = open_sample(query_points(X, model.x, "X"), y, weights=weights)
-        return replace(sample, columns=ours[: len(sample.columns)])
+        missing = "missing" in model.about
+        y = None if Y is None else query_points(Y, model.y, "Y", missing=missing)
+        x = query_points(X, model.x, "X", missing=missing)
+        sample = open_sample(x, y, weights=weights)
+        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model, ours[0])
     sample = open_sample(X, Y, weights=weights)
-    ours = ours[: len(sample.columns)]
+    ours = (model.x.columns.given, model.y.columns)[: len(sample.columns)]
     named = [
         None if columns.names == Columns.default(key, len(columns.names)).names else each.names
         for key, columns, each in zip("xy", sample.columns, ours, strict=False)
@@ -472,4 +481,12 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
                     "the model: give the store that it was fitted on, or one with its labels"
                 )
-    return replace(sample, columns=ours)
+    return like_fit(replace(sample, columns=ours), model, model.x.columns)
+
+
+def like_fit(sample: Sample, model: Any, columns: Columns) -> Sample:
+    """The sample with missing values of x filled in and rows left out, as the fit of a model did.
+
+    ``columns`` are those of the model's x.
+    """
+    return completed(sample, columns) if "missing" in model.about else sample
