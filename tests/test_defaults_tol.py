@@ -46,7 +46,7 @@ def test_learned_bases_that_max_rank_ends_before_a_given_tol_warn(rows):
 def test_the_default_rank_is_named_where_it_ends_learned_bases(rows):
     x, y = (part[:700] for part in rows)
     noise = np.random.default_rng(0).normal(size=(700, 12))
-    with pytest.warns(RankWarning, match=r"x: .*max_rank=233 \(the default\) was reached: raise"):
+    with pytest.warns(RankWarning, match=r"x: .*max_rank=500 \(the default\) was reached: raise"):
         fit((np.hstack([x, noise]), y), tol=1e-12)
 
 

@@ -170,8 +170,9 @@ class Pivots:
         return tuple(each)
 
     def at_most(self, rank: int) -> Self:
-        """With a lower largest rank, unless the user gave one."""
-        lower = self.default_rank and self.max_rank is not None and rank < self.max_rank
+        """With a lower largest rank, unless the user gave one or a tolerance."""
+        free = self.default_rank and not self.promised
+        lower = free and self.max_rank is not None and rank < self.max_rank
         return replace(self, max_rank=rank) if lower else self
 
     def from_sample(self) -> Self:
@@ -592,6 +593,8 @@ class FitContext:
         for pivots, (error, rank) in zip(self.pivots, reached, strict=True):
             limit = pivots.tol if pivots.promised else max(pivots.tol, _COARSE)
             given = pivots.mode == "given" or self.sample.residuals is not None
+            if self.averages and (pivots.max_rank or MAX_RANK) < MAX_RANK and pivots.default_rank:
+                continue  # the rows are too few for more
             if given or error is None or error <= limit:
                 continue
             text = f"{pivots.variable}: trace error {error:.2e} over all rows at rank {rank}"
