@@ -34,7 +34,6 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
-_FIRST = 500, 100, 3  # rows, rank and folds of what is searched first
 _SHORTLIST = 12
 _FACTORS = (0.7, 1.4)
 SMOOTHNESS, ROUGHER = (2.5, 1.5, 0.5), 1.35
@@ -62,15 +61,12 @@ class SearchProblem(ABC):
     relative = False
     """Whether independence scores 0, so that a score has a unit once one is better."""
 
+    rougher = False
+    """Whether Matern kernels of x are compared with the best Gaussian one."""
+
     def smaller(self) -> "SearchProblem":
-        """The same problem on fewer rows, where there are many more."""
-        count, rank, folds = _FIRST
-        if len(self.rows.order) < 1.5 * count:
-            return self
-        rows = self.rows.prefix(count, folds)
-        if len(rows.slices) < 2:
-            return self
-        return replace(self, rows=rows, max_rank=min(rank, self.max_rank))
+        """What is searched first, in the place of all rows: the same problem, or one on fewer."""
+        return self
 
     @abstractmethod
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
@@ -219,7 +215,8 @@ def search(
         _refine(tried, pair, evaluations, "refine")
         tried.settle()
         _widen(tried, widening)
-        _roughen(tried)
+        if problem.rougher:
+            _roughen(tried)
         if first is not problem:
             shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
             tried = KernelSearch(problem, callback, evaluations)
