@@ -182,6 +182,10 @@ def search(
     between 0.005 and 500. Columns with long scales are ignored altogether where nothing is lost by
     that, except for the last one of a variable.
 
+    A problem with many rows is searched on fewer of them. On all of them the best candidates are
+    compared, and those with the shortest scales of the grid; then the scales of each variable
+    change by a common factor as long as that is better.
+
     Parameters
     ----------
     problem
