@@ -208,7 +208,9 @@ class TrialResult:
         What was minimised: 0 for independence, about -1 or -2 for the best.
     stage
         Where it came up: ``grid``, ``columns``, ``refine``; ``widen`` beyond the first bounds,
-        ``ignore`` with columns left out that nothing was lost by.
+        ``rougher`` with Matern kernels of x, ``ignore`` with columns left out that nothing was lost
+        by. After a search on fewer rows: its best, ``shortlist``, and these with all scales of a
+        variable changed, ``rescale``.
     """
 
     x: KernelPoint
