@@ -442,6 +442,9 @@ _STAGES = {
     "columns": "#c8552b",
     "refine": "#1f5fa8",
     "widen": "#3a8f5c",
+    "rougher": "#b08d1a",
+    "shortlist": "#3b8ea5",
+    "rescale": "#a03b63",
     "ignore": "#7a4fa0",
 }
 _LOSSES = {"validation": "squared errors (41)"}  # for the sliced CRPS
