@@ -512,16 +512,14 @@ def refitted_laws(
     cells, calibration = model.y.cells, model.calibration
     assert cells is not None
     masses, points = result.measured.cells[1].masses, cells.support.points
-    left, right = rows.parts[0], points
     each = averaged(context, result)
-    values = [(sides[0].basis(left), sides[1].basis(right)) for sides, *_ in each]
+    values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
     for fold in each[0][1].held_out_folds:
         held = np.flatnonzero(folds == fold)
         ratio = np.ones((len(held), len(points)))
-        for member, (at_x, at_y) in zip(each, values, strict=True):
-            coef = member[3](fold)
-            ratio += (at_x[held] @ coef.T) @ at_y.T / len(each)
+        for (*_, refitted), (at_x, at_y) in zip(each, values, strict=True):
+            ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
         if calibration is not None and levels is not None:

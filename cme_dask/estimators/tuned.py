@@ -1,6 +1,6 @@
 """Fits that learn their kernels: the search, and the members whose density ratios are averaged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -24,9 +24,15 @@ from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import FactoredFold, HeldFold, factored_folds, held_folds
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    Moments,
+    MomentSets,
+    MomentSums,
+)
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import JointSolver, Regularization, replicates
+from cme_dask.numerics.problem import Answer, JointSolver, Regularization, replicates
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass
@@ -274,7 +280,7 @@ class EnsembleFit:
         moments: MomentSums,
     ) -> EnsembleMember:
         (x, y), search = spec.features, self.context.search
-        factored = candidate.reg.form == "two-sided"
+        factored = candidate.reg.form == "two-sided" and min(candidate.reg[:2]) > 0.0
         folds: list[HeldFold | FactoredFold]
         folds = [*factored_folds(moments)] if factored else [*held_folds(moments)]
         reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
@@ -291,17 +297,18 @@ class EnsembleFit:
         solver = self.solver._replace(reg=reg)
         of_bases = solver.on((x.basis, y.basis), self.context.rows.parts)
         solution = of_bases.solve(mean).shrunk(retained)
-        solutions = [fold.solution(reg).shrunk(retained) for fold in folds]
-        refits = (
-            (fold.rest, fold.held, refit.answers(fold.rest))
-            for fold, refit in zip(folds, solutions, strict=True)
-        )
-        each = replicates(refits, moments)
-        newton = (refit.newton_coef for refit in solutions)
-        of_folds = dict(zip(moments.held_out_folds, newton, strict=True))
+        refits: dict[int, Array] = {}
+
+        def refitted() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
+            for number, fold in zip(moments.held_out_folds, folds, strict=True):
+                refit = fold.solution(reg).shrunk(retained)
+                refits[number] = refit.newton_coef
+                yield fold.rest, fold.held, refit.answers(fold.rest)
+
+        each = replicates(refitted(), moments)
         component = Component((x, y), mean, reduced(solution), each, mean.trace_error)
         candidate = replace(candidate, reg=reg)
-        return EnsembleMember(candidate, component, moments, joint, crps, retained, mode, of_folds)
+        return EnsembleMember(candidate, component, moments, joint, crps, retained, mode, refits)
 
     def _topped_up(self, members: list[EnsembleMember]) -> tuple[list[EnsembleMember], int]:
         """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.

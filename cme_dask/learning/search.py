@@ -228,7 +228,7 @@ def search(
                 tried.scores(pair, "shortlist")
                 tried.report("shortlist", done, len(shortlist))
             tried.settle()
-            _rescale(tried, tried.best)
+            _rescale(tried)
             tried.settle()
         return tried, _simplified(tried, _finalists(tried, finalists))
 
@@ -322,20 +322,16 @@ def _refine(
     )
 
 
-def _rescale(tried: KernelSearch, pair: Pair) -> None:
+def _rescale(tried: KernelSearch) -> None:
     """All length scales of x by one factor, and all of y by another one: more rows resolve more."""
-    free = [i for i, point in enumerate(pair) if point.free]
-    for sides in (free, reversed(free)):
-        for i in sides:
-            for factor in _FACTORS:
+    for i in (0, 1, 1, 0):
+        for factor in _FACTORS:
+            better = True
+            while better:
                 best = tried.best
-                moved = list(best)
+                moved = [*best]
                 moved[i] = best[i].scaled([factor] * len(best[i].scales))
-                while tried.score((moved[0], moved[1]), "rescale") < tried.score(best):
-                    best = moved[0], moved[1]
-                    moved[i] = best[i].scaled([factor] * len(best[i].scales))
-                    if moved[i] == best[i]:
-                        break
+                better = tried.score((moved[0], moved[1]), "rescale") < tried.score(best)
 
 
 def _roughen(tried: KernelSearch) -> None:
