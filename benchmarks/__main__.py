@@ -12,6 +12,7 @@ from cme_dask.cli.app import SentenceGroup
 from cme_dask.cli.options import Shown, examples, json_option, overwrite_option
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.values import (
+    columns,
     count,
     counts,
     numbers,
@@ -121,6 +122,8 @@ def bench(
         "python3 run study pendulum --out pendulum",
         "python3 run study pendulum --transitions transitions --rows 1e6",
         "python3 run study multiclass --data classification --data-set wine --out multiclass",
+        "python3 run study regression --data regression --out regression",
+        "python3 run study truth --rows 2000 --seeds 1 --methods joint --out truth",
     ),
 )
 @click.argument(
@@ -137,8 +140,10 @@ def bench(
             "mnist",
             "multiclass",
             "pendulum",
+            "regression",
             "shift",
             "drift",
+            "truth",
         ]
     ),
     default="laws",
@@ -154,7 +159,9 @@ def bench(
     "independence, two-sample; of drift: no drift, shift of x, far shift of x, change of y given "
     "x; of koopman: "
     "ornstein-uhlenbeck, logistic-map; of filtering: linear, pendulum; of multiclass: banknote, "
-    "ecoli, robot, segment, wine, yeast]",
+    "ecoli, robot, segment, wine, yeast; of regression: concrete, energy, power-plant, "
+    "wine-quality-red, yacht; of truth: heteroscedastic, bimodal, skewed, tails, rain, counts, "
+    "bounded, jump, friedman, three-of-twenty, five]",
 )
 @click.option(
     "--rows",
@@ -165,12 +172,24 @@ def bench(
     "1000; of rates: 500, 2000, 8000, 32000; of power: 200, 1000, 2000; of drift: 400, 2000; "
     "of operators: 2e4; of "
     "koopman: 500, 2000; of "
-    "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6]",
+    "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6; of truth: 2000, "
+    "20000]",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(1),
-    help="Draws each.  [default: 20; of koopman: 3; of filtering and pendulum: 5]",
+    help="Draws each.  [default: 20; of koopman and truth: 3; of filtering and pendulum: 5]",
+)
+@click.option(
+    "--splits",
+    type=click.IntRange(1, 20),
+    help="Of regression: the first so many of the standard splits.  [default: 20]",
+)
+@click.option(
+    "--methods",
+    type=columns,
+    help="Of regression and truth: as of `cme-dask compare`.  [default: all; of truth: joint, "
+    "quantile-forest]",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
@@ -178,8 +197,8 @@ def bench(
     type=output,
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
-    "rates, power, operators, filtering, koopman, multiclass, pendulum, shift or drift.  [default: "
-    "none]",
+    "rates, power, operators, filtering, koopman, multiclass, pendulum, regression, "
+    "shift, drift or truth.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -192,7 +211,8 @@ def bench(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]  Of "
-    "multiclass: folder of the six tables. Of mnist: folder of mnist.npz.",
+    "multiclass: folder of the six tables. Of mnist: folder of mnist.npz. Of regression: folder of "
+    "the folders of five tables.",
 )
 @overwrite_option
 @json_option
@@ -201,6 +221,8 @@ def study(
     scenarios: tuple[str, ...],
     sizes: tuple[int, ...],
     seeds: int | None,
+    splits: int | None,
+    methods: tuple[str, ...] | None,
     workers: int | None,
     out: Path | None,
     transitions: Path | None,
@@ -224,7 +246,9 @@ def study(
     with learned kernels beside scikit-learn's on six tables, ten folds each. Of mnist: length
     scales of pixels and a convolutional network, learned by the Rademacher bound. Of shift: fits on
     rows reweighted to another law of x, and on rows as they are. Of drift: how often drift reports
-    see a change, a hundred tables per draw.
+    see a change, a hundred tables per draw. Of regression: the methods of `cme-dask compare` on
+    five tables and their standard splits. Of truth: how far the laws of these methods are from
+    eleven true ones.
     """
     from benchmarks import (
         mnist,
@@ -235,6 +259,7 @@ def study(
         pendulum_study,
         rules,
     )
+    from benchmarks.methods import MethodStudy
     from benchmarks.study import Study
 
     if transitions is not None:
@@ -244,9 +269,16 @@ def study(
         written = pendulum.write_transitions(transitions, rows, overwrite=overwrite)
         return written, [f"{written['file']}: {rows:,} transitions"]
     chosen = {"scenarios": scenarios, "rows": sizes, "seeds": seeds, "workers": workers}
+    chosen |= {"splits": splits, "methods": methods}
     given: dict[str, Any] = {key: values for key, values in chosen.items() if values}
-    if data is not None and subject not in ("shift", "mnist", "multiclass"):
-        raise DataError("--data is for the studies of shift, mnist and multiclass")
+    if data is not None and subject not in ("shift", "mnist", "multiclass", "regression"):
+        raise DataError("--data is for the studies of shift, mnist, multiclass and regression")
+    if methods and subject not in ("regression", "truth"):
+        raise DataError("--methods is for the studies of regression and truth")
+    if splits and subject != "regression":
+        raise DataError("--splits is for the study of regression")
+    if subject == "regression" and (sizes or seeds):
+        raise DataError("the study of regression takes its tables as they are, and --splits")
     lines: Iterable[Any]
     with ProgressLines() as progress:
         if subject == "pendulum":
@@ -281,10 +313,10 @@ def study(
             lines = multiclass_page.multiclass_tables(result)
         else:
             module = import_module(f"benchmarks.{'study' if subject == 'laws' else subject}")
-            study_of: Study = module.STUDY
+            study_of: Study | MethodStudy = module.STUDY
             if data is not None:
                 given["data"] = data
-            options = study_of.options(**given)
+            options: Any = study_of.options(**given)
             result = study_of.run(options, out, overwrite=overwrite, progress=progress)
             lines = study_of.tables(result)
     return result, lines

@@ -31,6 +31,9 @@ _PACKAGES = (
     "zarr",
     "scikit-learn",
     "FMCA",
+    "lightgbm",
+    "ngboost",
+    "quantile-forest",
 )
 
 

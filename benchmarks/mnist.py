@@ -129,10 +129,8 @@ def images(folder: Path) -> tuple[Array, Array, Array, Array]:
 
 def with_copies(x: Array, y: Array) -> tuple[Array, Array]:
     """Images and their copies moved by a few pixels, with digits, in random order."""
-    rng, padded = (
-        np.random.default_rng(1),
-        np.pad(x.reshape(-1, *IMAGE), ((0, 0), (SHIFT,) * 2, (SHIFT,) * 2)),
-    )
+    rng = np.random.default_rng(1)
+    padded = np.pad(x.reshape(-1, *IMAGE), ((0, 0), (SHIFT,) * 2, (SHIFT,) * 2))
     windows = np.lib.stride_tricks.sliding_window_view(padded, IMAGE, axis=(1, 2))
     moves = rng.integers(0, 2 * SHIFT + 1, size=(2, COPIES, len(x)))
     moved = [windows[np.arange(len(x)), *move] for move in moves.swapaxes(0, 1)]
@@ -242,8 +240,8 @@ def mnist_tables(result: Result) -> Iterator[Any]:
             for cell in result["cells"]
         ],
         "Published: length scales learned from 5,000 images, the network from 60,000. Here the "
-        f"network learns from {COPIES} copies of each as well, moved by up to {SHIFT} pixels. Times "
-        "are of one thread.",
+        f"network learns from {COPIES} copies of each as well, moved by up to {SHIFT} pixels. "
+        "Times are of one thread.",
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.coverage import LEVEL
 from benchmarks.programs import CLOSED
-from cme_dask.cli.tables import facts, format_bytes, grid, number
+from cme_dask.cli.tables import facts, format_bytes, grid
+from cme_dask.display import number
 from cme_dask.models.plots import picture
 
 # Tables of a bench, made from its JSON form

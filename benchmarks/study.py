@@ -17,7 +17,8 @@ from benchmarks.machine import describe_machine
 from benchmarks.run import write_result
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
-from cme_dask.cli.tables import grid, number
+from cme_dask.cli.tables import grid
+from cme_dask.display import number
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import limit_this_process
 from cme_dask.models.plots import picture
@@ -392,7 +393,10 @@ def judge_all(
     """
     result: dict[Task, Result] = {}
     if aside is not None and aside.exists():
-        ended = map(json.loads, aside.read_text().splitlines())
+        every = aside.read_text().splitlines(keepends=True)
+        whole = [line for line in every if line.endswith("\n")]  # the last one may have been cut
+        aside.write_text("".join(whole))
+        ended = map(json.loads, whole)
         result = {tuple(task): value for task, value in ended if tuple(task) in set(tasks)}
     tasks = [task for task in tasks if task not in result]
     with ProcessPoolExecutor(

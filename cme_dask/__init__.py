@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         JointClassifier,
         KernelLogisticRegression,
     )
+    from cme_dask.estimators.comparison import Comparison, compare
     from cme_dask.estimators.drift import drift_report
     from cme_dask.estimators.embedding import ConditionalMeanEmbedding
     from cme_dask.estimators.filter import KernelBayesFilter
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cme_dask.passes.lazy_laws import LazyLaw
     from cme_dask.passes.progress import Event
     from cme_dask.passes.sources import open_sample
+    from cme_dask.reports.score import score_report
 
 
 __version__ = "0.1.0"
@@ -45,6 +47,7 @@ __version__ = "0.1.0"
 logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
 
 _HOMES = {
+    "Comparison": "cme_dask.estimators.comparison",
     "ConditionalLaw": "cme_dask.models.law",
     "LazyLaw": "cme_dask.passes.lazy_laws",
     "ConditionalMeanEmbedding": "cme_dask.estimators.embedding",
@@ -59,11 +62,13 @@ _HOMES = {
     "SparseEmbedding": "cme_dask.estimators.sparse",
     "TransferOperator": "cme_dask.estimators.transfer",
     "Tuning": "cme_dask.learning.candidates",
+    "compare": "cme_dask.estimators.comparison",
     "drift_report": "cme_dask.estimators.drift",
     "conditional_independence_test": "cme_dask.estimators.hypotheses",
     "independence_test": "cme_dask.estimators.hypotheses",
     "ingest": "cme_dask.data.ingest",
     "score": "cme_dask.passes.held_out",
+    "score_report": "cme_dask.reports.score",
     "ScoreTable": "cme_dask.passes.held_out",
     "gram_columns": "cme_dask.passes.lazy",
     "load": "cme_dask.models",
@@ -74,6 +79,7 @@ _HOMES = {
 _MODULES = ("constraints", "errors", "kernels", "metrics", "operators", "reductions")
 
 __all__ = [
+    "Comparison",
     "ConditionalLaw",
     "ConditionalMeanEmbedding",
     "EmbeddingClassifier",
@@ -89,6 +95,7 @@ __all__ = [
     "SparseEmbedding",
     "TransferOperator",
     "Tuning",
+    "compare",
     "conditional_independence_test",
     "constraints",
     "drift_report",
@@ -103,6 +110,7 @@ __all__ = [
     "operators",
     "reductions",
     "score",
+    "score_report",
     "two_sample_test",
 ]
 

@@ -37,6 +37,9 @@ EMBEDDING_ANSWERS = ("mean", "probability")
 LEVELS = (0.05, 0.5, 0.95)
 """Levels of their quantiles."""
 
+MISSING = ("error", "drop", "impute")
+"""What fits do with rows that lack a value."""
+
 NULL_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 """Texts in tables that stand for a missing value."""
 

@@ -1,6 +1,6 @@
-"""One-line reprs of results: arrays by their shapes, bases by their sizes."""
+"""One-line reprs of results, sizes of bases in words, and numbers with their errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +30,20 @@ def brief_repr(self: Any) -> str:
 def passes(count: Any) -> str:
     """A number of passes in words."""
     return "1 pass" if int(count) == 1 else f"{int(count)} passes"
+
+
+def missing_lines(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The line of a summary on rows that lack a value, where a fit left some out."""
+    if "missing" not in about:
+        return []
+    missing = about["missing"]
+    columns, filled = [], missing["filled"]
+    for name, count in missing["columns"].items():
+        fill = f" (filled in: {_shown(filled[name])})" if name in filled else ""
+        columns.append(f"{name} {int(count):,}{fill}")
+    rows = int(missing["rows"])
+    text = f"{rows:,} row{'' if rows == 1 else 's'} left out"
+    return [("missing", "; values by column: ".join(filter(None, [text, ", ".join(columns)])))]
 
 
 def _shown(value: Any) -> str:
@@ -72,3 +86,28 @@ def rank_text(ranks: Sequence[int], functions: int) -> str:
     low, high = min(ranks), max(ranks)
     each = f"{low}" if low == high else f"{low} to {high}"
     return f"{len(ranks)} members of rank {each} each, {functions} functions"
+
+
+# Numbers in tables
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number with 4 significant digits; integers in full, with thousands separators."""
+    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:,.{digits}g}" if 1e-4 <= abs(value) < 1e5 else f"{value:.{digits - 1}e}"
+
+
+def with_error(value: float, std: float | None) -> str:
+    """A value to the digits that its standard error, two digits of it, supports."""
+    if std is None:
+        return number(value)
+    if not std > 0.0:
+        return f"{number(value)} ± 0"
+    places = decimals(std)
+    return f"{value:.{places}f} ± {std:.{places}f}"
+
+
+def decimals(std: float) -> int:
+    """Decimal places that show two digits of a standard error."""
+    return max(0, 1 - int(f"{std:e}".partition("e")[2])) if std > 0.0 else 4

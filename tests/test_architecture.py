@@ -36,6 +36,7 @@ RANK = {
     "passes": 5,
     "estimators": 6,
     "reductions": 6,
+    "reports": 6,
     "operators": 7,
     "cli": 8,
     "benchmarks": 9,

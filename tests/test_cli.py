@@ -19,8 +19,8 @@ from conftest import shorten_searches
 import cme_dask
 from cme_dask import JointDistribution, load
 from cme_dask.cli import cli, query
-from cme_dask.cli.tables import with_error
 from cme_dask.data.generate import write_normal3
+from cme_dask.display import with_error
 from cme_dask.errors import DataError
 from cme_dask.models.events import Event
 from cme_dask.passes import cluster as clusters

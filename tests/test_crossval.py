@@ -8,7 +8,7 @@ from cme_dask.kernels import Gaussian, Matern
 from cme_dask.learning.losses import ScreenedRows, ScreenedSide, screened_folds
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import held_folds, over_folds
+from cme_dask.numerics.crossval import factored_folds, held_folds, over_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import make_thresholds
@@ -86,6 +86,22 @@ def test_moments_give_what_refits_give(weighted):
     mean_joint, mean_squared, _ = cross_validate(each)
     np.testing.assert_allclose(mean_joint, share @ joint)
     np.testing.assert_allclose(mean_squared, np.tensordot(share, squared, 1))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cholesky_factors_give_what_eigenbases_give(weighted):
+    x, y, weights, folds = rows_of(300, 0, weighted)
+    sides, _ = sides_of(x, y, weights)
+    moments = strip_moments(MomentReduction(sides, 4), (x, y), weights if weighted else None, folds)
+    each = zip(held_folds(moments), factored_folds(moments), strict=True)
+    for of_bases, of_factors in each:
+        wanted, found = of_bases.losses(REGS), of_factors.losses(REGS)
+        np.testing.assert_allclose(found.joint, wanted.joint, rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(found.squared, wanted.squared, rtol=1e-7, atol=1e-8)
+        np.testing.assert_array_equal(found.baseline, wanted.baseline)
+        for reg in REGS:
+            h, k = (fold.solution(reg).newton_coef for fold in (of_bases, of_factors))
+            np.testing.assert_allclose(k, h, rtol=1e-6, atol=1e-6 * np.abs(h).max())
 
 
 def test_screening_gives_the_same_losses():

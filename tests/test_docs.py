@@ -30,6 +30,7 @@ CUT = {
         "--set", "fit.max_rank=100",
     ],
     "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
+    "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
     "sample": ["--rows", "6e3"],
     "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip

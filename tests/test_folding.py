@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from cme_dask import open_sample
 from cme_dask.errors import DataError
 from cme_dask.numerics.folds import (
     BY_ROWS,
@@ -163,3 +164,30 @@ def test_a_part_says_what_it_is():
     assert str(part) == "0.2 by 7d"
     assert str(Split(BY_ROWS, 0.2, 3, False)) == "all but 0.2 by rows"
     assert part.to_dict() == {"by": "7d", "share": 0.2, "seed": 3, "held_out": True}
+
+
+@pytest.mark.parametrize("by", ["rows", "group"])
+def test_k_folds_hold_out_each_unit_once(by):
+    x = np.arange(3000.0)
+    sample = open_sample(x, x, group=ROWS[:3000] // 7).fold_by(by)
+    columns = {"group": ROWS[:3000] // 7 * 1.0}
+    held = []
+    for rest, held_out in sample.k_fold(7, seed=3):
+        assert rest.part == held_out.part.other
+        selected = [s.part.selects(ROWS[:3000], columns) for s in (rest, held_out)]
+        assert (selected[0] ^ selected[1]).all()
+        held.append(selected[1])
+    assert (np.sum(held, axis=0) == 1).all()
+    assert min(map(np.sum, held)) > 3000 / 7 / 2
+    first, last = (Split(BY_ROWS, 1 / 7, 3, True, k / 7) for k in (0, 6))
+    assert first.to_dict() == {"by": "rows", "share": 1 / 7, "seed": 3, "held_out": True}
+    for part in (first, last):
+        assert Split.from_dict(part.to_dict()) == part
+    assert str(last) == "0.143 from 0.857 on by rows"
+    for n_folds in (1, 2.0, True):
+        with pytest.raises(DataError, match="n_folds must be an integer of at least 2"):
+            sample.k_fold(n_folds)
+    with pytest.raises(DataError, match="this is a part already"):
+        rest.k_fold(3)
+    with pytest.raises(DataError, match=r"start of a part must lie in \[0, 1\), got 1"):
+        Split(BY_ROWS, 0.1, 0, True, 1)

@@ -330,7 +330,7 @@ def test_bad_weights(tmp_path, former, weights, message):
         ({"x": []}, "x needs at least one column"),
         ({"y": []}, "y needs at least one column"),
         ({"x": "a"}, "x must be a list of column names, got the text 'a'"),
-        ({"missing": "keep"}, "missing must be 'drop' or 'error', got 'keep'"),
+        ({"missing": "ignore"}, "missing must be 'drop', 'error' or 'keep', got 'ignore'"),
         ({"units": {"z": "m"}}, "units .* unknown columns: z"),
         ({"files": []}, "files must be a list of at least one path"),
         ({"files": "t.csv"}, "files must be a list of at least one path, got 't.csv'"),

@@ -264,7 +264,7 @@ def test_tune_writes_model_trace_and_picture(done, tmp_path):
     result = json.loads(stdout)
     assert result == json.loads((tmp_path / "tuned" / "tuning.json").read_text())
     stages = {t["stage"] for t in result["tuning"]["trials"]}
-    assert stages - {"widen", "ignore"} == {"grid", "columns", "refine"}
+    assert stages - {"widen", "ignore", "rougher"} == {"grid", "columns", "refine"}
     assert load(tmp_path / "tuned" / "model.zarr").expect(
         "b > 0", {"a": [0.0], "hour_sin": [0.0], "hour_cos": [1.0], "kind": ["up"]}
     ).shape == (1,)

@@ -454,13 +454,21 @@ def test_one_label_and_missing_labels(table):
         MulticlassEmbedding().fit(x, pd.Series(some, name="species"))
     known = np.arange(300) % 5 != 2
     weights = np.linspace(1.0, 2.0, 300)
-    left = MulticlassEmbedding(**BRIEF, missing="drop").fit(x, some, weights=weights)
-    whole = MulticlassEmbedding(**BRIEF).fit(x[known], names[known], weights=weights[known])
-    np.testing.assert_array_equal(left.predict_proba(points), whole.predict_proba(points))
+    # The same kernel, pivots and ridge: learning takes other batches of the same rows.
+    given = {"kernel_x": kernels.Gaussian(1.0), "reg": 1e-3, "max_iter": 0, "n_folds": 1}
+    given |= {"calibration": False, "pivots": (x[known][:30], np.arange(3.0))}
+    left = MulticlassEmbedding(**given, missing="drop").fit(x, some, weights=weights)
+    whole = MulticlassEmbedding(**given).fit(x[known], names[known], weights=weights[known])
+    np.testing.assert_allclose(
+        left.predict_proba(points), whole.predict_proba(points), rtol=1e-9, atol=1e-12
+    )
     frame = MulticlassEmbedding(**BRIEF, missing="drop").fit(pd.DataFrame(x), pd.Series(some))
     assert frame.model_.about["rows"] == 240
-    with pytest.raises(DataError, match="drops rows in memory alone"):
-        MulticlassEmbedding(missing="drop").fit(da.from_array(x, chunks=(100, 2)), some)
+    chunked = da.from_array(x, chunks=(100, 2)), da.from_array(some, chunks=70)
+    for rows in ((chunked[0], some), chunked):
+        again = MulticlassEmbedding(**given, missing="drop").fit(*rows, weights=weights)
+        np.testing.assert_array_equal(again.predict_proba(points), left.predict_proba(points))
+        assert again.model_.about["missing"]["rows"] == 60
 
 
 @pytest.mark.parametrize("count", [1, 2])

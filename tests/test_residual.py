@@ -254,7 +254,7 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     x = rng.uniform(-2, 2, size=(12_000, 1))
     # Of two branches the middle says little, though it explains some of the variance.
     branches = rng.choice([-1.0, 1.0], size=x.shape) * (1 + x) + 0.2 * x
-    y = (x if pays else branches) + 0.1 * rng.normal(size=x.shape)
+    y = (4 * x if pays else branches) + 0.1 * rng.normal(size=x.shape)
     fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK)
     plan, events = fit.plan(x, y), []
     fit.fit(x, y, progress=events.append)

@@ -28,7 +28,8 @@ from cme_dask.models.events import Event
 from cme_dask.numerics.folds import Folding, Split, number_hash, uniform
 from cme_dask.numerics.scoring import ScoreSums
 from cme_dask.passes.driver import Executor, RunOptions
-from cme_dask.passes.scores import Law, Prediction, score_pass
+from cme_dask.passes.losses import Law, Prediction
+from cme_dask.passes.scores import score_pass
 from cme_dask.passes.sources import open_sample
 
 THREADS = RunOptions("threads", 2).executor()
@@ -196,6 +197,16 @@ def test_scores_are_those_of_masked_rows(store, by):
         told = found.calibration_error["law"][name]
         assert told.value == pytest.approx(error(kept), abs=1e-3)
         assert told.std == pytest.approx(jackknife(error, kept, blocks), rel=0.1)
+        shares = found.pit["law"][name]
+        assert sum(each.value for each in shares) == pytest.approx(1.0)
+        for k, share in enumerate(shares):
+
+            def inside(rows, u=u, k=k):
+                v = np.maximum(20 * u[rows], 1e-9)  # the first share holds zeros, too
+                return np.average((k < v) & (v <= k + 1), weights=W[rows])
+
+            assert share.value == pytest.approx(inside(kept), abs=3e-3)
+            assert share.std == pytest.approx(jackknife(inside, kept, blocks), rel=0.3, abs=1e-3)
 
 
 def test_ties_count_as_if_the_transform_were_randomised():

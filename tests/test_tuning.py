@@ -140,9 +140,9 @@ def test_a_search_that_does_not_fit_is_refused_before_it_begins():
     for step in ("fit", "plan"):
         needed = getattr(JointDistribution(), step)
         with pytest.raises(
-            ResourceError, match=r"for the search for kernels, .*Tuning\(rows=2048\)"
+            ResourceError, match=r"for the search for kernels, .*Tuning\(rows=1024\)"
         ):
-            needed(x, y, memory_limit="480MB", progress=heard.append)
+            needed(x, y, memory_limit="250MB", progress=heard.append)
     assert not heard
     quick = JointDistribution(tuning=QUICK)
     plan = quick.plan(x, y, memory_limit="480MB")

@@ -4,11 +4,20 @@ Everything heavy is imported inside the commands: ``--help`` is fast, and ``info
 need neither Dask nor scikit-learn.
 """
 
-from cme_dask.cli import data_commands, drift, fit_commands, hypotheses, law_commands, run_commands
+from cme_dask.cli import (
+    compare,
+    data_commands,
+    drift,
+    fit_commands,
+    hypotheses,
+    law_commands,
+    run_commands,
+)
 from cme_dask.cli.app import cli, main
 
 __all__ = [
     "cli",
+    "compare",
     "data_commands",
     "drift",
     "fit_commands",

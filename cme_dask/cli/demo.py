@@ -17,6 +17,7 @@ from cme_dask.cli.schema import FitSection
 from cme_dask.data.generate import Normal3, write_normal3
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.display import decimals, with_error
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.joint import JointDistribution
 from cme_dask.models import plots as drawing
@@ -114,8 +115,8 @@ def _comparison(title: str, names: list[str], points: list[Result]) -> Any:
         result = [point["functions"][name] for name in names]
         pairs = [
             (
-                tables.with_error(v["value"], v["std"]),
-                f"{v['truth'] + 0.0:.{tables.decimals(v['std'])}f}",
+                with_error(v["value"], v["std"]),
+                f"{v['truth'] + 0.0:.{decimals(v['std'])}f}",
             )
             for v in result
         ]

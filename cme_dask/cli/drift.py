@@ -110,8 +110,9 @@ def drift(
 
 def _tables(result: dict[str, Any]) -> list[Any]:
     from cme_dask.cli import tables
+    from cme_dask.display import number, with_error
 
-    rows = [f"{tables.number(each)} rows" for each in result["rows"]]
+    rows = [f"{number(each)} rows" for each in result["rows"]]
     names = (("x", "x"), ("y", "y"), ("y_given_x", "y given x"))
     lines = [
         (
@@ -156,11 +157,11 @@ def _tables(result: dict[str, Any]) -> list[Any]:
                 [
                     (
                         each["name"],
-                        tables.number(each["before"]),
-                        tables.number(each["expected"]),
+                        number(each["before"]),
+                        number(each["expected"]),
                         "-"
                         if each["after"] is None
-                        else tables.with_error(each["after"], each["std_error"]),
+                        else with_error(each["after"], each["std_error"]),
                         *_numbers(each["error_before"], each["error_after"]),
                         "-" if each["pvalue"] is None else f"{each['pvalue']:.2g}",
                     )
@@ -181,6 +182,6 @@ def _pairs(before: Any, after: Any) -> tuple[str, ...]:
 
 
 def _numbers(*values: float | None) -> tuple[str, ...]:
-    from cme_dask.cli import tables
+    from cme_dask.display import number
 
-    return tuple("-" if value is None else tables.number(value) for value in values)
+    return tuple("-" if value is None else number(value) for value in values)

@@ -66,7 +66,7 @@ from cme_dask.config import TOL
     help="Use only the best of the learned kernels, and no residuals, so that `grow` and `merge` "
     "accept the model.",
 )
-@section_options("FitSection", "accuracy", "sample_size")
+@section_options("FitSection", "missing", "accuracy", "sample_size")
 @section_options("FitSection", "batch_size", "max_iter", "learning_rate", "complexity_weight")
 @section_options("FitSection", "class_weight")
 @click.option(
@@ -259,6 +259,7 @@ def transform(**options: Any) -> Shown:
 @section_options("FitSection", "events", "events_x")
 @section_options("TuningSection", "criterion", "rows", "evaluations", "averaged")
 @section_options("FitSection", "tol", "max_rank", "reg", "fold_by", max_rank="500", reg="learned")
+@section_options("FitSection", "missing")
 @hold_out_option
 @compute_options
 @overwrite_option

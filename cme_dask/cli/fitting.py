@@ -16,6 +16,7 @@ from cme_dask.constraints import parse
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.display import missing_lines
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.classifiers import EmbeddingClassifier
@@ -160,6 +161,8 @@ def fit_sample(
         f"fitted {report.rows:,} rows in {report.seconds:.3g} s, "
         f"{report.rows_per_second:,.0f} rows/s"
     )
+    for label, text in missing_lines(estimator.model_.about):
+        progress.say(f"{label}: {text}")
     return estimator, memory
 
 
@@ -199,6 +202,7 @@ def describe_fit(estimator: Estimator, memory: PeakMemory, model: str) -> dict[s
         **_describe_report(report, memory),
         "strips": report.strips,
         "tenths": list(report.tenths),
+        "missing": metadata.get("missing"),
         "held_out": getattr(estimator.model_, "held_out", metadata["held_out"]),
         **own,
     }

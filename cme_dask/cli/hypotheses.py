@@ -280,10 +280,11 @@ def _tested(
 
 def _tables(title: str, statistic: str, result: dict[str, Any]) -> list[Any]:
     from cme_dask.cli import tables
+    from cme_dask.display import number
 
     bases = zip(result["kernels"], result["ranks"], result["trace_errors"], strict=True)
     pvalue = f"{result['pvalue']:.3g}" if result["pvalue"] else "below 1e-300"
-    rows = " and ".join(map(tables.number, result["rows"]))
+    rows = " and ".join(map(number, result["rows"]))
     lines = [
         ("p-value", f"{pvalue} ({result['method']})"),
         (

@@ -19,7 +19,7 @@ from cme_dask.cli.options import (
     point_options,
     section_options,
 )
-from cme_dask.cli.values import numbers
+from cme_dask.cli.values import numbers, output
 from cme_dask.config import ANSWERS, LEVELS
 
 # The command that queries conditional laws: at points, for a CSV file, or for a whole store
@@ -111,6 +111,7 @@ def predict(
     epilog=examples(
         "cme-dask score m.zarr s.zarr",
         "cme-dask score m.zarr s.zarr --hold-out 0.2 --fold-by 7d --crps --coverage",
+        "cme-dask score m.zarr s.zarr --html scores.html",
     ),
 )
 @click.argument("model")
@@ -134,7 +135,15 @@ def predict(
     help="Both, and pinball losses of quantiles, calibration errors, the energy score of several "
     "columns and the log score of densities.",
 )
+@click.option(
+    "--html",
+    type=output,
+    metavar="FILE",
+    help="Write a page of HTML about the scores, with figures, from the same pass; it has all "
+    "scores but the log score, and that with --all.",
+)
 @compute_options
+@overwrite_option
 @json_option
 def score(given: dict[str, Any], **options: Any) -> Shown:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.

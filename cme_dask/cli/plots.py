@@ -12,11 +12,10 @@ from cme_dask.cli.tables import (
     facts,
     grid,
     label_lines,
-    number,
-    with_error,
     with_unit,
 )
 from cme_dask.config import N_FOLDS
+from cme_dask.display import number, with_error
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.plots import PALETTE, draw_fan, picture
@@ -443,6 +442,9 @@ _STAGES = {
     "columns": "#c8552b",
     "refine": "#1f5fa8",
     "widen": "#3a8f5c",
+    "rougher": "#b08d1a",
+    "shortlist": "#3b8ea5",
+    "rescale": "#a03b63",
     "ignore": "#7a4fa0",
 }
 _LOSSES = {"validation": "squared errors (41)"}  # for the sliced CRPS

@@ -237,7 +237,7 @@ def nearest(
     assert sample.row_sample is not None
     rows = sample.row_sample.parts[0]
     scale = np.where((rows == rows[0]).all(axis=0), 1.0, rows.std(axis=0))
-    scale = np.where(questions.columns[0].categorical, _OTHER_LABEL, scale)
+    scale = np.where(sample.columns[0].categorical, _OTHER_LABEL, scale)
     nearest = NearestRows(points, min(count, sample.n_rows), scale)
     result: Neighbours
     (result,), _ = run_pass(sample, [nearest], executor)

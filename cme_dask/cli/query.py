@@ -70,7 +70,7 @@ def answer(
     if reverse and not is_joint:
         raise DataError("an embedding answers y given x alone: leave --reverse out")
     key, variable, other = ("y", law.y, law.x) if reverse else ("x", law.x, law.y)
-    names = variable.columns.names
+    names = variable.columns.given.names
     array = parse_points(variable.columns, given, points)
     labelled = other.columns.categories
     answers: Any = variable.answers if is_joint else getattr(law, "answers", None)
@@ -86,13 +86,18 @@ def answer(
         "model": model,
         "given": key,
         "columns": list(names),
-        "points": array.tolist(),
+        "points": plain_points(array),
         "functions": shown,
         "values": values.tolist(),
         "std": None if errors is None else errors.tolist(),
         "interval": None if errors is None else answers.factor(0.95),
         "units": variable.columns.units | other.columns.units,
     }
+
+
+def plain_points(points: Array) -> list[list[Any]]:
+    """Points as JSON values, missing ones as None."""
+    return [[None if value != value else value for value in row] for row in points.tolist()]
 
 
 def parse_points(columns: Columns, given: Sequence[str], points: Path | None) -> Array:
@@ -107,32 +112,48 @@ def parse_points(columns: Columns, given: Sequence[str], points: Path | None) ->
     """
     if not given and points is None:
         raise DataError("give at least one point: --given COLUMN=NUMBER,... or --points FILE.csv")
+    fills = () if columns.imputation is None else (*columns.imputation.fills,)
+    columns = columns.given
     names, labelled = columns.names, set(columns.categories)
-    rows = [_parse(text, names, labelled) for text in given]
+    rows = [_parse(text, names, labelled, fills) for text in given]
     array = np.array(rows, dtype=object if labelled else np.float64).reshape(-1, len(names))
     if points is None:
         return array
-    return np.concatenate([array, read_points(points, names, labelled)])
+    return np.concatenate([array, read_points(points, names, labelled, fills)])
 
 
-def _parse(text: str, names: Sequence[str], labelled: Collection[str]) -> list[float | str]:
-    """A point from ``COLUMN=NUMBER,...``, with text in columns of labels."""
+def _parse(
+    text: str, names: Sequence[str], labelled: Collection[str], fills: Collection[str]
+) -> list[float | str | None]:
+    """A point from ``COLUMN=NUMBER,...``, with text in columns of labels.
+
+    Nothing after the equals sign is a missing value, in columns where these are filled in.
+    """
     pairs = [part.partition("=") for part in text.split(",")]
     if any(not equals for _, equals, _ in pairs):
         raise DataError(f"--given takes COLUMN=NUMBER,..., got {text!r}")
     values = {name.strip(): value for name, _, value in pairs}
     place = f"--given {text!r}"
     _check(list(values), names, place)
+    absent = {name for name in fills if not values[name].strip()}
     return [
-        values[name].strip() if name in labelled else _number(values[name], name, place)
+        (None if name in labelled else np.nan)
+        if name in absent
+        else (values[name].strip() if name in labelled else _number(values[name], name, place))
         for name in names
     ]
 
 
-def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()) -> Array:
+def read_points(
+    path: Path,
+    names: Sequence[str],
+    labelled: Collection[str] = (),
+    fills: Collection[str] = (),
+) -> Array:
     """Points from the columns of these names of a CSV file, shape (n, d); others are left unread.
 
-    Columns of labels are text; with them the array is one of objects.
+    Columns of labels are text; with them the array is one of objects. Values of the columns
+    ``fills`` may be missing.
 
     Raises
     ------
@@ -175,7 +196,8 @@ def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()
         raise DataError(f"{path} holds no points")
     numeric = [name for name in names if name not in labelled]
     numbers = np.column_stack([np.empty((len(table), 0)), *map(table.column, numeric)])
-    bad = np.argwhere(~np.isfinite(numbers))
+    may_lack = np.array([name in fills for name in numeric], dtype=bool)
+    bad = np.argwhere(~np.isfinite(numbers) & ~(np.isnan(numbers) & may_lack))
     if len(bad):
         row, column = bad[0]
         raise _not_finite(numeric[column], f"row {row + 2} of {path}", numbers[row, column])
@@ -184,6 +206,8 @@ def read_points(path: Path, names: Sequence[str], labelled: Collection[str] = ()
     points = np.empty((len(table), len(names)), dtype=object)
     for j, name in enumerate(names):
         points[:, j] = table.column(name).to_numpy()
+        if name in fills and name in labelled:
+            points[:, j] = [label or None for label in points[:, j]]
     return points
 
 
@@ -256,8 +280,8 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
         "model": model,
         "subject": query.subject,
         "given": "y" if query.reverse else "x",
-        "columns": list(query.given.columns.names),
-        "points": array.tolist(),
+        "columns": list(query.given.columns.given.names),
+        "points": plain_points(array),
         "answers": list(query.labels),
         "values": values.tolist(),
         "units": query.given.columns.units | query.answered.columns.units,

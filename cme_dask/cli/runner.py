@@ -26,6 +26,7 @@ from cme_dask.cli.scoring import evaluate
 from cme_dask.data.store import disk_errors, writing
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.held_out import like_fit
 from cme_dask.passes.sources import open_sample
 
 Result = dict[str, Any]
@@ -78,6 +79,9 @@ def run_job(
         model: Any = estimator.model_  # of embeddings only the scores are reported
         fit = describe_fit(estimator, memory, str(paths["model"]))
         estimator.save(paths["model"], overwrite=overwrite)
+        sample = like_fit(sample, model, model.x.columns)
+        if held_out is not None:
+            held_out = like_fit(held_out, model, model.x.columns)
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
         points = questions.rows(model)
         near = nearest(questions, points, job.report.nearest, sample, executor)

@@ -82,8 +82,10 @@ class IngestSection(_Section):
     cyclic: Annotated[
         dict[str, float], Flag(type=periodic, metavar="COLUMN=PERIOD", repeatable=True)
     ] = Field({}, description="Column of numbers that repeat, such as hour=24; repeatable.")
-    missing: Annotated[Literal["drop", "error"], Flag()] = Field(
-        "drop", description="What to do with rows that lack a value."
+    missing: Annotated[Literal["drop", "error", "keep"], Flag()] = Field(
+        "drop",
+        description="What to do with rows that lack a value; keep: store them, for `fit "
+        "--missing`.",
     )
     null_values: Annotated[
         list[str], Flag("--null-value", metavar="TEXT", default="", repeatable=True)
@@ -210,6 +212,11 @@ class FitSection(_Section):
         ACCURACY,
         ge=0.0,
         description="Largest change of density ratios tolerated from faster arithmetic; 0: none.",
+    )
+    missing: Annotated[Literal["error", "drop", "impute"], Flag()] = Field(
+        "error",
+        description="What to do with missing values, which `ingest --missing keep` stores: refuse "
+        "them, drop the rows, or fill in those of x and drop the rows without y.",
     )
     sample_size: Annotated[int, Flag(type=count)] = Field(
         SAMPLE_SIZE, ge=2, description="Rows from which pivots are chosen."

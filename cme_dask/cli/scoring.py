@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,10 @@ from cme_dask.numerics.folds import RowSample, Split
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
-from cme_dask.passes.held_out import Classifier, classifier_of, rows_of
-from cme_dask.passes.scores import Law, Prediction, ScoreReport, score_pass
+from cme_dask.passes.held_out import Classifier, Scoring, classifier_of, rows_of
+from cme_dask.passes.losses import Law, Prediction
+from cme_dask.passes.scores import ScoreReport, score_pass
+from cme_dask.reports.score import check_page, report_of
 
 # Scores of a saved model on the rows of a store
 
@@ -63,6 +66,8 @@ def score_model(
     crps: bool = False,
     coverage: bool = False,
     every: bool = False,
+    html: Path | None = None,
+    overwrite: bool = False,
     compute: Compute,
 ) -> dict[str, Any]:
     """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
@@ -83,21 +88,28 @@ def score_model(
     every
         These, and pinball losses of quantiles, calibration errors, the energy score of several
         columns, and the log score of columns of numbers.
+    html
+        File of a page about the scores, all of them but the log score, which is there if it is
+        asked for; default none.
+    overwrite
+        Whether the page may replace an existing file.
     compute
         Where to run.
 
     Raises
     ------
     DataError
-        On unknown functions or columns, a share out of range, a store without groups or times, or a
-        model without laws. Classifiers have no functions.
+        On unknown functions or columns, a share out of range, a store without groups or times, a
+        model without laws, or a file that exists. Classifiers have no functions.
+    ResourceError
+        If a page can't be drawn, or written.
     StoreError
         If model or store is unusable.
     """
+    if html is not None:
+        check_page(html, overwrite)
     fitted: Any = load(model)
     classifier = classifier_of(fitted)
-    shown: tuple[str, ...] = ()
-    laws: dict[str, Law] = {}
     if classifier is not None:
         if functions or crps or coverage or every:
             raise DataError(
@@ -105,38 +117,49 @@ def score_model(
                 "--coverage and --all"
             )
         sample = classifier.sample(store, None, None)
-        classifier = replace(classifier, y=sample.columns[1])
-        events, laws["law"] = classifier.events, classifier.law
+        scoring = classifier.scoring(_held_out(sample, fitted, hold_out, fold_by), LEVEL)
     else:
         law = only(JointModel, fitted, model)
-        sample, events = rows_of(law, store, None, None), _events(law, functions)
+        sample = _held_out(rows_of(law, store, None, None), fitted, hold_out, fold_by)
+        events = _events(law, functions)
         shown = tuple(functions) or (*law.y.columns.numeric, *events)
+        laws: dict[str, Law] = {}
         labels = bool(law.y.columns.categories) and law.y.cells is not None
-        if crps or coverage or every or labels:
-            laws["law"] = law_of(law, crps, coverage, labels=labels, every=every)
-    sample = _held_out(sample, fitted, hold_out, fold_by)
+        if crps or coverage or every or labels or html:
+            laws["law"] = law_of(law, crps, coverage, labels=labels, every=every or bool(html))
+            if not every:
+                laws["law"] = replace(laws["law"], log_score=False)
+        predictions = {"model": Prediction(shown, Expectation(law, shown))} if shown else {}
+        scoring = Scoring(law, sample, law.y.columns, (*events,), predictions, laws, events, LEVEL)
+    seen = _fitted_on(fitted)
+    unseen = seen is not None and scoring.sample.part == seen.other
     with ProgressLines() as progress, compute.open() as scheduler:
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()
-        result = score_pass(
-            sample,
-            {"model": Prediction(shown, Expectation(fitted, shown))} if shown else {},
-            executor,
-            functions=events,
-            laws=laws,
-            progress=progress.fit,
-        )
-    seen = _fitted_on(fitted)
+        if html is None:
+            result = scoring.run(executor, progress.fit)
+        else:
+            result = report_of(
+                scoring,
+                executor,
+                progress.fit,
+                html=html,
+                name=Path(model).name,
+                unseen=unseen,
+                overwrite=overwrite,
+            )
+            progress.say(f"wrote {html}")
+    sample = scoring.sample
     return {
         "model": model,
         "store": sample.location,
         "rows": result.report.rows,
         "held_out": None if sample.part is None else str(sample.part),
         "fold_by": str(sample.folding),
-        "unseen": seen is not None and sample.part == seen.other,
+        "unseen": unseen,
+        "html": None if html is None else str(html),
         "scores": {
-            name: {"event": name in events, **described(scores)}
-            for each in result.scores.values()
-            for name, scores in each.items()
+            name: {"event": name in scoring.events, **described(scores)}
+            for name, scores in scoring.of_targets(result).items()
         },
         "labels": described_labels(result).get("law", {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()}.get("law"),

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cme_dask.display import rank_text
+from cme_dask.display import number, rank_text, with_error
 
 # Results as tables for people. Every function takes the JSON form of a result
 
@@ -34,28 +34,6 @@ def show(result: Result, tables: Iterable[RenderableType], as_json: bool) -> Non
     for table in tables:
         console.print(table)
     sys.stdout.flush()
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number with 4 significant digits; integers in full, with thousands separators."""
-    if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
-        return f"{int(value):,}"
-    return f"{value:,.{digits}g}" if 1e-4 <= abs(value) < 1e5 else f"{value:.{digits - 1}e}"
-
-
-def with_error(value: float, std: float | None) -> str:
-    """A value to the digits that its standard error, two digits of it, supports."""
-    if std is None:
-        return number(value)
-    if not std > 0.0:
-        return f"{number(value)} ± 0"
-    places = decimals(std)
-    return f"{value:.{places}f} ± {std:.{places}f}"
-
-
-def decimals(std: float) -> int:
-    """Decimal places that show two digits of a standard error."""
-    return max(0, 1 - int(f"{std:e}".partition("e")[2])) if std > 0.0 else 4
 
 
 def format_bytes(count: float) -> str:
@@ -322,7 +300,7 @@ def expectation_tables(result: Result) -> list[RenderableType]:
     head = [with_unit(name, units) for name in (*result["columns"], *result["functions"])]
     stds = result["std"] or [[None] * len(result["functions"])] * len(result["values"])
     rows = [
-        (*(p if isinstance(p, str) else number(p) for p in point), *map(with_error, values, std))
+        (*map(_text, point), *map(with_error, values, std))
         for point, values, std in zip(result["points"], result["values"], stds, strict=True)
     ]
     other = "y" if given == "x" else "x"
@@ -487,6 +465,8 @@ def store_answer_tables(result: Result) -> list[RenderableType]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "missing"
     return value if isinstance(value, str) else number(value)
 
 

@@ -73,18 +73,22 @@ class BatchReader:
         Parts of the rows, to all of which a row of a batch belongs.
     units
         The columns by which the parts are defined, by name.
+    dropping
+        Whether rows that lack a value are left out.
     """
 
     sources: tuple[RowSource, ...]
     weights: RowSource | None
     parts: tuple[Split, ...]
     units: Mapping[str, RowSource]
+    dropping: bool = False
 
     @classmethod
     def of(cls, sample: Any, part: Split | None = None) -> Self:
         """Of the rows of a :class:`Sample`, and of a part of them if one is given."""
         parts = tuple(each for each in (sample.part, part) if each is not None)
-        return cls(sample.sources, sample.weights, parts, sample.units if parts else {})
+        units = sample.units if parts else {}
+        return cls(sample.sources, sample.weights, parts, units, sample.dropping)
 
     @property
     def n_rows(self) -> int:
@@ -153,6 +157,10 @@ def _batches(
         index = np.concatenate([np.arange(b * block, min((b + 1) * block, n)) for b in blocks])
         index = index[reader.belongs(index)]
         index = index[rng.permutation(len(index))]
+        fresh = None
+        if reader.dropping:  # how many batches they make is only known when they are read
+            fresh = reader.read(index).without_missing()
+            index = fresh.index
         # Batches that were seen before need no rows, only their number.
         skipped = min(max(start - number, 0), (len(held) + len(index)) // size)
         if skipped:
@@ -160,7 +168,8 @@ def _batches(
             drop = skipped * size - len(held)
             held = held.after(skipped * size)
             index = index[max(drop, 0) :]
-        held = held.joined(reader.read(index))
+            fresh = None if fresh is None else fresh.after(max(drop, 0))
+        held = held.joined(reader.read(index) if fresh is None else fresh)
         last = first + together >= len(order)
         while len(held) >= size or (last and len(held)):
             if number >= start:
@@ -183,6 +192,13 @@ class _Rows:
         parts = zip(self.reads, other.reads, strict=True)
         index = np.concatenate([self.index, other.index])
         return _Rows(index, tuple(np.concatenate(pair) for pair in parts), self.variables)
+
+    def without_missing(self) -> "_Rows":
+        lost = np.zeros(len(self.index), dtype=bool)
+        for part in self.reads:
+            lost |= np.isnan(part).any(axis=1)
+        reads = tuple(part[~lost] for part in self.reads)
+        return _Rows(self.index[~lost], reads, self.variables)
 
     def after(self, count: int) -> "_Rows":
         reads = tuple(part[count:] for part in self.reads)

@@ -15,6 +15,28 @@ _MANY = 40  # names, which are then not all listed
 
 
 @dataclass(frozen=True)
+class Imputation:
+    """What takes the place of missing values, and the columns that say where it did.
+
+    Parameters
+    ----------
+    fills
+        By column the number, or the code of the label, that takes the place of a missing value. The
+        label is one of its own, the last of the column.
+    indicators
+        By column of numbers the name of its indicator, a column of the labels ``present`` and
+        ``missing``. Indicators come after all columns that are given, in this order.
+    """
+
+    fills: dict[str, float]
+    indicators: dict[str, str]
+
+
+INDICATOR = "present", "missing"
+"""Labels of indicators, in the order of their codes."""
+
+
+@dataclass(frozen=True)
 class Columns:
     """Names of one variable's columns, with units and, for coded ones, the names of the codes.
 
@@ -26,6 +48,8 @@ class Columns:
         Units by column name.
     categories
         Labels of the codes 0, 1, ... by column name.
+    imputation
+        What takes the place of missing values of these columns, or None if they have none.
 
     Attributes
     ----------
@@ -36,6 +60,7 @@ class Columns:
     names: tuple[str, ...]
     units: dict[str, str] = field(default_factory=dict)
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    imputation: Imputation | None = None
     categorical: tuple[bool, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +83,53 @@ class Columns:
         """The names in a line; of many the first two and the last."""
         names = self.names if len(self.names) <= _MANY else (*self.names[:2], "...", self.names[-1])
         return ", ".join(names)
+
+    @property
+    def given(self) -> "Columns":
+        """The columns whose values are given: without indicators, and labels of what is missing."""
+        if self.imputation is None:
+            return self
+        names = self.names[: len(self.names) - len(self.imputation.indicators)]
+        labels = {
+            name: each[: int(self.imputation.fills.get(name, len(each)))]
+            for name, each in self.categories.items()
+            if name in names
+        }
+        return Columns(names, self.units, labels)
+
+    @property
+    def filled(self) -> tuple[tuple[int, int, float], ...]:
+        """Of each column that is filled in: it, and the column and value that say where it was."""
+        if self.imputation is None:
+            return ()
+        place, of = self.names.index, self.imputation.indicators
+        return tuple(
+            (place(name), place(of[name]), 1.0) if name in of else (place(name), place(name), value)
+            for name, value in self.imputation.fills.items()
+        )
+
+    def complete(self, rows: Array) -> Array:
+        """Rows of these columns, shape (n, d), with missing values filled in.
+
+        Parameters
+        ----------
+        rows
+            Rows of the columns that are given, shape (n, d_given), NaN where a value is missing; or
+            of all columns. Where a column is not filled in, NaN stay.
+        """
+        if self.imputation is None:
+            return rows
+        result = np.empty((len(rows), len(self.names)))
+        result[:, : rows.shape[1]] = rows
+        if rows.shape[1] < len(self.names):
+            result[:, rows.shape[1] :] = 0.0
+        for (place, mark, value), fill in zip(
+            self.filled, self.imputation.fills.values(), strict=True
+        ):
+            absent = np.isnan(result[:, place])
+            result[absent, place] = fill
+            result[absent, mark] = value
+        return result
 
     @property
     def numeric(self) -> tuple[str, ...]:
@@ -125,7 +197,11 @@ class Columns:
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         categories = {k: list(v) for k, v in self.categories.items()}
-        return {"names": list(self.names), "units": self.units, "categories": categories}
+        result = {"names": list(self.names), "units": self.units, "categories": categories}
+        if self.imputation is None:
+            return result
+        fills, indicators = self.imputation.fills, self.imputation.indicators
+        return result | {"imputation": {"fills": fills, "indicators": indicators}}
 
     @classmethod
     def from_dict(cls, data: Any) -> "Columns":
@@ -134,9 +210,33 @@ class Columns:
             names = _texts(data["names"])
             units = {_text(k): _text(v) for k, v in data["units"].items()}
             categories = {_text(k): _texts(v) for k, v in data["categories"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+            imputation = _imputation(data.get("imputation"), names, categories)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StoreError(f"the description of the columns is damaged: {error!r}") from error
-        return cls(names, units, categories)
+        return cls(names, units, categories, imputation)
+
+
+def _imputation(
+    data: Any, names: Sequence[str], categories: dict[str, tuple[str, ...]]
+) -> Imputation | None:
+    """What takes the place of missing values; ValueError unless it fits the columns."""
+    if data is None:
+        return None
+    fills = {_text(k): float(v) for k, v in data["fills"].items()}
+    indicators = {_text(k): _text(v) for k, v in data["indicators"].items()}
+    given = names[: len(names) - len(indicators)]
+    numeric = [name for name in fills if name not in categories]
+    fit = (
+        set(fills) <= set(given)
+        and list(indicators) == numeric
+        and tuple(indicators.values()) == tuple(names[len(given) :])
+        and all(categories.get(name) == INDICATOR for name in indicators.values())
+        and all(fills[n] == len(categories[n]) - 1 for n in fills if n in categories)
+        and bool(np.isfinite([*fills.values()]).all())
+    )
+    if not (fills and fit):
+        raise ValueError("what takes the place of missing values does not fit the columns")
+    return Imputation(fills, indicators)
 
 
 def labels_have_no_mean(name: str, columns: Columns) -> DataError:
@@ -173,14 +273,55 @@ def _text(value: Any) -> str:
     return value
 
 
-def check_finite(values: Array, names: Sequence[str], first_row: int) -> None:
-    """DataError naming each column with NaN or infinity, how many, and the first row."""
-    bad = ~np.isfinite(values)
+def check_finite(
+    values: Array, names: Sequence[str], first_row: int, *, missing: bool = False
+) -> None:
+    """DataError naming each column with NaN or infinity, how many, and the first row.
+
+    With ``missing``, NaN are missing values, which are no error.
+    """
+    bad = np.isinf(values) if missing else ~np.isfinite(values)
     if not bad.any():
         return
     counts = bad.sum(axis=0)
     firsts = first_row + bad.argmax(axis=0)
     raise nonfinite_error(dict(zip(names, zip(counts, firsts, strict=True), strict=True)))
+
+
+def check_points(
+    rows: Array, columns: Columns, first_row: int = 0, *, missing: bool = False
+) -> None:
+    """DataError on values of points that are missing and not filled in, or infinite.
+
+    Parameters
+    ----------
+    rows
+        Rows of the columns, filled in, shape (n, d).
+    first_row
+        Number of the first of them.
+    missing
+        Whether values may be missing.
+    """
+    if np.isfinite(rows).all():
+        return
+    if columns.imputation is not None and not missing:
+        absent = np.isnan(rows)
+        counts = {
+            name: (int(each.sum()), first_row + int(each.argmax()))
+            for name, each in zip(columns.names, absent.T, strict=True)
+            if each.any()
+        }
+        if counts:
+            each = "; ".join(
+                f"column {name!r} lacks {count:,} (first at row {row})"
+                for name, (count, row) in counts.items()
+            )
+            fills = _quoted(list(columns.imputation.fills))
+            raise DataError(
+                f"missing values are filled in where the fit saw some, in {fills}, but {each}: "
+                "drop these points, or fit rows that lack these values as well"
+            )
+    check_finite(rows, columns.names, first_row, missing=missing)
 
 
 def nonfinite_error(counts: dict[str, tuple[int, int]]) -> DataError:
@@ -192,7 +333,8 @@ def nonfinite_error(counts: dict[str, tuple[int, int]]) -> DataError:
     ]
     return DataError(
         f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows "
-        "(.dropna() of a DataFrame; a sample store is made without them)"
+        "(.dropna() of a DataFrame), or fit with "
+        + remedy("missing='drop' or 'impute'", "--missing drop or --missing impute")
     )
 
 

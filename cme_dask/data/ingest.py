@@ -232,6 +232,7 @@ class Run:
             plan.seed,
             Roles(layout.group, ",".join(layout.time) or None),
             resumed,
+            admits_missing=plan.missing == "keep",
         )
 
     def close(self) -> None:
@@ -416,7 +417,9 @@ def ingest(
     cyclic
         Columns of numbers with their periods, such as ``{"month": 12}``: stored as sine and cosine.
     missing
-        ``"drop"`` leaves out rows that lack a selected value, ``"error"`` refuses them.
+        ``"drop"`` leaves out rows that lack a selected value, ``"error"`` refuses them, ``"keep"``
+        stores NaN where x or y is missing, for fits with ``missing="drop"`` or ``"impute"``; rows
+        that lack their weight, group or time are left out.
     units
         Units by column name, for the columns of x and y.
     null_values
@@ -487,8 +490,8 @@ def _check_arguments(
     seed: int,
     block_bytes: int | None,
 ) -> None:
-    if missing not in ("drop", "error"):
-        raise DataError(f"missing must be 'drop' or 'error', got {missing!r}")
+    if missing not in ("drop", "error", "keep"):
+        raise DataError(f"missing must be 'drop', 'error' or 'keep', got {missing!r}")
     check_chunk_rows(chunk_rows)
     check_seed(seed)
     if chunk_rows is not None and target_chunk is not None:
@@ -576,7 +579,8 @@ def rechunk(
     weights, group, time, categorical
         As in :func:`~cme_dask.data.ingest.ingest`; by default a sample store's own.
     missing
-        ``"error"`` refuses rows that lack a value, ``"drop"`` leaves them out.
+        ``"error"`` refuses rows that lack a value, ``"drop"`` leaves them out, ``"keep"`` keeps
+        them, see :func:`~cme_dask.data.ingest.ingest`.
     target_chunk
         Bytes of a chunk, rounded down to a power of two of rows.
     seed

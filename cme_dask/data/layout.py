@@ -119,7 +119,8 @@ def _of_week(seconds: Array) -> Array:
 
 
 def _of_year(seconds: Array) -> Array:
-    new_year = np.floor(seconds).astype("datetime64[s]").astype("datetime64[Y]")
+    with np.errstate(invalid="ignore"):  # a missing time stays one
+        new_year = np.floor(seconds).astype("datetime64[s]").astype("datetime64[Y]")
     start = new_year.astype("datetime64[s]").astype(np.int64)
     return (seconds - start) / DAY / YEAR_DAYS
 
@@ -171,6 +172,12 @@ class Layout:
             labels = {n: tuple(categories[n]) for n in names if n in categories}
             described.append(Columns(names, {n: u for n, u in units.items() if n in names}, labels))
         return described[0], described[1]
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """Columns of the table of weights, groups and times."""
+        single = [name for name in (self.weights, self.group) if name is not None]
+        return frozenset((*single, *self.time))
 
     @property
     def categorical(self) -> tuple[str, ...]:

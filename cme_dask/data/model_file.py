@@ -21,7 +21,7 @@ from cme_dask.errors import StoreError
 
 Array = Any
 
-KIND, SCHEMA_VERSION = "model", 1
+KIND, SCHEMA_VERSION = "model", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,14 @@ class ModelState:
         JSON values.
     arrays
         Arrays by name.
+    schema_version
+        The lowest version that allows the description: older readers read what they can.
     """
 
     type: str
     description: dict[str, Any]
     arrays: dict[str, Array]
+    schema_version: int = 1
 
 
 def write_model(
@@ -60,7 +63,7 @@ def write_model(
         group.attrs[ATTRIBUTE] = sealed(
             {
                 "kind": KIND,
-                "schema_version": SCHEMA_VERSION,
+                "schema_version": state.schema_version,
                 "type": state.type,
                 "description": state.description,
                 "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},

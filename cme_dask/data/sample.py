@@ -22,6 +22,7 @@ from cme_dask.data.store import brief, is_listing, member, read_array, read_attr
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 from cme_dask.numerics.given_location import BesideResiduals
+from cme_dask.numerics.reduction import Filled
 
 if TYPE_CHECKING:
     from cme_dask.numerics.location import Residuals
@@ -61,14 +62,23 @@ class Sample:
         those of other parts; ``row_sample`` is that of the part.
     residuals
         What is made of x and y on the way, or None.
+    dropping
+        Whether passes leave out the rows that lack a value, and count them.
+    beside
+        Further sources, read by passes that leave out rows to see which of them lack a value.
+    filled
+        Where missing values of x are filled in when rows are read.
     first_row
         Global index of the first row, on which folds and the sampled rows of cells depend.
     n_rows
-        Number of rows n of the sources; how many of them belong to a part, only a pass tells.
+        Number of rows n of the sources; how many of them belong to a part or lack no value, only a
+        pass tells.
+    expected_rows
+        How many rows belong to the part, roughly.
     units
         The columns on which folds and the part depend, by name.
     reads
-        All sources that a pass reads: x, y, weights and units.
+        All sources that a pass reads: x, y, weights and units, and those beside.
     """
 
     sources: tuple[RowSource, ...]
@@ -81,8 +91,12 @@ class Sample:
     folding: Folding = BY_ROWS
     part: Split | None = None
     residuals: "Residuals | BesideResiduals | None" = None
+    dropping: bool = False
+    beside: tuple[RowSource, ...] = ()
+    filled: tuple[Filled, ...] = ()
     first_row: int = 0
     n_rows: int = field(init=False)
+    expected_rows: float = field(init=False)
     units: dict[str, RowSource] = field(init=False)
     reads: tuple[RowSource, ...] = field(init=False)
 
@@ -116,8 +130,10 @@ class Sample:
         weights = () if self.weights is None else (self.weights,)
         set_ = object.__setattr__  # of a frozen one
         set_(self, "units", units)
-        set_(self, "reads", (*self.sources, *weights, *units.values()))
+        set_(self, "reads", (*self.sources, *weights, *units.values(), *self.beside))
         set_(self, "n_rows", self.reads[0].shape[0])
+        share = 1.0 if self.part is None else self.part.expected_share
+        set_(self, "expected_rows", self.n_rows * share)
 
     def __repr__(self) -> str:
         names = "; ".join(
@@ -127,7 +143,9 @@ class Sample:
         weights = "" if self.weights is None else ", weighted"
         part = "" if self.part is None else f" of which {self.part}"
         folds = "" if self.folding.by == "rows" else f", folds by {self.folding}"
-        return f"Sample({self.n_rows:,} rows{part}{weights}{folds}, {names}, in {self.location})"
+        missing = ", without rows that lack a value" if self.dropping else ""
+        about = f"{part}{weights}{folds}{missing}"
+        return f"Sample({self.n_rows:,} rows{about}, {names}, in {self.location})"
 
     def fold_by(self, folding: str | Folding) -> "Sample":
         """The same rows with folds by ``"rows"``, by ``"group"`` or by blocks of time, as ``"7d"``.
@@ -146,7 +164,7 @@ class Sample:
 
     def for_folds(self, n_folds: int) -> "Sample":
         """The sample as passes with so many folds read it: one fold needs no column to tell it."""
-        if n_folds > 1 or self.residuals is not None:
+        if n_folds > 1 or self.residuals is not None or self.dropping:
             return self
         return replace(self, folding=BY_ROWS)
 
@@ -177,11 +195,55 @@ class Sample:
         DataError
             On a share or seed out of range, without groups or times, or if this is a part already.
         """
-        if self.part is not None:
-            raise DataError(f"this is a part already ({self.part}): split the whole sample")
-        folding = self._possible(self.folding if by is None else by)
-        rest, held_out = (Split(folding, share, seed, side) for side in (False, True))
-        return self._only(rest), self._only(held_out)
+        return self._sides(Split(self._of_whole(by), share, seed, False))
+
+    def k_fold(
+        self, n_folds: int = 5, by: str | Folding | None = None, seed: int = 0
+    ) -> "list[tuple[Sample, Sample]]":
+        """Pairs of parts, as :meth:`split` makes them, that hold out each unit once.
+
+        Parameters
+        ----------
+        n_folds
+            Number K of pairs, at least 2; each holds out about 1 / K of the units.
+        by, seed
+            As in :meth:`split`.
+
+        Returns
+        -------
+        pairs : list of (rest, held_out)
+
+        Raises
+        ------
+        DataError
+            As :meth:`split`; if ``n_folds`` is no integer of at least 2.
+        """
+        if isinstance(n_folds, bool) or not isinstance(n_folds, int) or n_folds < 2:
+            raise DataError(f"n_folds must be an integer of at least 2, got {n_folds!r}")
+        folding = self._of_whole(by)
+        return [
+            self._sides(Split(folding, 1.0 / n_folds, seed, False, k / n_folds))
+            for k in range(n_folds)
+        ]
+
+    def drop_missing(self) -> "Sample":
+        """The same rows without those that lack a value (NaN) in any column that is read.
+
+        Nothing is copied, stored or read now: passes over the sample read all rows, leave these out
+        and count them by column. Rows keep their numbers, and with them their folds. Columns are
+        those of x, y, the weights and, where folds or a part are by them, group and time.
+
+        Returns
+        -------
+        Sample
+
+        Examples
+        --------
+        >>> open_sample(np.array([1.0, np.nan, 3.0]), np.arange(3.0)).drop_missing()
+        Sample(3 rows, without rows that lack a value, x: x0; y: y0, in memory)
+        """
+        rows = self.row_sample
+        return replace(self, dropping=True, row_sample=rows and rows.without_missing())
 
     def map(
         self,
@@ -340,7 +402,12 @@ class Sample:
         return replace(self, residuals=BesideResiduals(residuals))
 
     def check_whole(self, what: str) -> None:
-        """DataError if this is a part: ``what`` takes all rows."""
+        """DataError if this is a part, or leaves out rows: ``what`` takes all of them."""
+        if self.dropping:
+            raise DataError(
+                f"{what} takes all rows, this sample leaves out those that lack a value: give the "
+                "sample before drop_missing()"
+            )
         if self.part is not None:
             raise DataError(
                 f"{what} takes all rows, this is a part of them ({self.part}): give the sample "
@@ -356,6 +423,14 @@ class Sample:
                 f"{result.by}=...)"
             )
         return result
+
+    def _of_whole(self, by: str | Folding | None) -> Folding:
+        if self.part is not None:
+            raise DataError(f"this is a part already ({self.part}): split the whole sample")
+        return self._possible(self.folding if by is None else by)
+
+    def _sides(self, rest: Split) -> "tuple[Sample, Sample]":
+        return self._only(rest), self._only(rest.other)
 
     def _only(self, part: Split) -> "Sample":
         rows = self.row_sample

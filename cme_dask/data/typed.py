@@ -25,7 +25,7 @@ _REMEDY = "give it as {} if it holds labels, as {} if it holds dates".format(
 
 @dataclass(frozen=True)
 class Coded:
-    """Labels as positions among the different ones, which stand in order of occurrence."""
+    """Labels as positions among the different ones, in order of occurrence; -1 where missing."""
 
     codes: Array
     labels: pa.StringArray
@@ -40,11 +40,12 @@ class Decoded:
     first_row, rows_read
         Of the batch.
     kept
-        Which rows have all values, shape (rows_read,).
+        Which rows are kept, shape (rows_read,).
     missing
         Rows read without a value, by column of the table.
     x, y, weights, time
-        Float64 values of the kept rows; places of labels in x and y are not filled yet.
+        Float64 values of the kept rows, NaN where x or y is missing and that is kept; places of
+        labels in x and y are not filled yet.
     group
         The groups if they are numbers.
     coded
@@ -79,7 +80,7 @@ class Decoder:
     layout
         What to take.
     missing
-        ``"drop"`` or ``"error"``.
+        ``"drop"``, ``"error"`` or ``"keep"``.
     table
         What messages call the table.
     """
@@ -110,7 +111,10 @@ class Decoder:
             else:
                 values[name] = _as_numbers(column, kind, refusal)
                 absent[name] = np.isnan(values[name])
-        retained = ~np.logical_or.reduce(list(absent.values()))
+        retained = np.ones(batch.columns.num_rows, dtype=bool)
+        for name, mask in absent.items():
+            if self.missing != "keep" or name in layout.beside:
+                retained &= ~mask
         self._check(values, absent, retained, batch.first_row)
         if not retained.all():
             values = {name: column[retained] for name, column in values.items()}
@@ -318,6 +322,12 @@ def _as_labels(column: Any, refusal: _Refusal) -> Any:
 
 def _coded(column: Any) -> Coded:
     """Codes by first occurrence among the rows given."""
+    if column.null_count:
+        known = np.asarray(column.is_valid())
+        present = _coded(column.filter(pa.array(known)))
+        codes = np.full(len(column), -1, dtype=np.int64)
+        codes[known] = present.codes
+        return Coded(codes, present.labels)
     if pa.types.is_dictionary(column.type):
         used, first = np.unique(column.indices.to_numpy(), return_index=True)
         used = used[np.argsort(first)]
@@ -346,13 +356,12 @@ class _Labels:
     counts: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def encode(self, coded: Coded) -> Array:
-        """Codes of a batch's rows; new labels get the next ones."""
-        table = np.array(
-            [self.codes.setdefault(label, len(self.codes)) for label in coded.labels.to_pylist()],
-            dtype=np.int64,
-        )
+        """Codes of a batch's rows, -1 where missing; new labels get the next ones."""
+        labels = coded.labels.to_pylist()
+        found = [self.codes.setdefault(label, len(self.codes)) for label in labels]
+        table = np.array([*found, -1], dtype=np.int64)  # -1 of what is missing points to the end
         codes = table[coded.codes]
-        counts = np.bincount(codes, minlength=len(self.codes))
+        counts = np.bincount(codes[codes >= 0], minlength=len(self.codes))
         counts[: len(self.counts)] += self.counts
         self.counts = counts
         return codes
@@ -382,7 +391,8 @@ class Encoder:
         for variable, matrix in (("x", decoded.x), ("y", decoded.y)):
             for place, feature in self._layout.places(variable):
                 if feature.kind is Kind.CATEGORY:
-                    matrix[:, place] = codes[feature.column]
+                    found = codes[feature.column]
+                    matrix[:, place] = np.where(found < 0, np.nan, found)
         group = self._group(decoded, codes, table)
         return decoded.x, decoded.y, decoded.weights, group, decoded.time
 

@@ -25,7 +25,7 @@ Array = Any
 
 
 class Statistics:
-    """Running statistics of d columns.
+    """Running statistics of d columns, each of the values that are not missing.
 
     Means and sums of squared deviations are joined strip by strip (Chan, Golub and LeVeque 1983),
     so they depend on where the strips end in the last digits only, and not at all if these are the
@@ -33,7 +33,7 @@ class Statistics:
     """
 
     def __init__(self, width: int) -> None:
-        self.count = 0
+        self._counts = np.zeros(width)
         self._mean = np.zeros(width)
         self._squares = np.zeros(width)
         self._low = np.full(width, np.inf)
@@ -41,45 +41,54 @@ class Statistics:
 
     def add(self, rows: Array) -> None:
         """Add a strip of rows, shape (n, d) with n > 0."""
-        n = len(rows)
         columns = np.ascontiguousarray(rows.T)  # sums along memory are faster, and pairwise
+        absent = np.isnan(columns)
+        if not absent.any():
+            self._add(slice(None), columns)
+            return
+        for j, column in enumerate(columns):
+            if not absent[j].all():
+                self._add(slice(j, j + 1), column[None, ~absent[j]])
+
+    def _add(self, here: slice, columns: Array) -> None:
+        """Add values of some columns, one row for each of them."""
+        n, count = columns.shape[1], self._counts[here]
         with np.errstate(over="ignore", invalid="ignore"):  # a variance may exceed the floats
             mean = columns.mean(axis=1)
             away = columns - mean[:, None]
             rest = away.mean(axis=1)  # what rounding left of the mean
             mean = mean + rest
             squares = np.einsum("ij,ij->i", away, away) - n * rest**2
-            total = self.count + n
-            step = mean - self._mean
-            self._mean = self._mean + step * (n / total)
-            self._squares = self._squares + squares + step**2 * (self.count * n / total)
-        self.count = total
-        self._low = np.minimum(self._low, columns.min(axis=1))
-        self._high = np.maximum(self._high, columns.max(axis=1))
+            total = count + n
+            step = mean - self._mean[here]
+            self._mean[here] = self._mean[here] + step * (n / total)
+            self._squares[here] = self._squares[here] + squares + step**2 * (count * n / total)
+        self._counts[here] = total
+        self._low[here] = np.minimum(self._low[here], columns.min(axis=1))
+        self._high[here] = np.maximum(self._high[here], columns.max(axis=1))
 
     @property
     def state(self) -> Array:
         """All of it, shape (5, d); see :meth:`restore`."""
-        counts = np.full(len(self._mean), float(self.count))
-        return np.stack([counts, self._mean, self._squares, self._low, self._high])
+        return np.stack([self._counts, self._mean, self._squares, self._low, self._high])
 
     def restore(self, state: Array) -> None:
         """Inverse of :attr:`state`."""
-        counts, self._mean, self._squares, self._low, self._high = np.array(state)
-        self.count = int(counts[0])
+        self._counts, self._mean, self._squares, self._low, self._high = np.array(state)
 
     def to_dicts(self) -> list[dict[str, float | int | None]]:
         """Per column: count, mean, std (with 1/n), min, max; None for what is no finite number."""
-        with np.errstate(invalid="ignore"):
-            deviation = np.sqrt(np.maximum(self._squares, 0.0) / max(self.count, 1))
-        table = np.stack([self._mean, deviation, self._low, self._high], axis=1).tolist()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            deviation = np.sqrt(np.maximum(self._squares, 0.0) / self._counts)
+        mean = np.where(self._counts > 0, self._mean, np.nan)
+        table = np.stack([mean, deviation, self._low, self._high], axis=1).tolist()
         return [
-            {"count": self.count}
+            {"count": int(count)}
             | {
                 name: value if np.isfinite(value) else None
                 for name, value in zip(("mean", "std", "min", "max"), row, strict=True)
             }
-            for row in table
+            for count, row in zip(self._counts, table, strict=True)
         ]
 
 
@@ -209,7 +218,7 @@ class SampleWriter:
     """Appends batches of rows to a sample store in a folder; see :func:`writing_sample`.
 
     With ``resumed``, what :meth:`state` gave, it goes on where that writer was: rows that were
-    written after it are written again.
+    written after it are written again. Where missing values are admitted, x and y may hold NaN.
     """
 
     def __init__(
@@ -222,8 +231,10 @@ class SampleWriter:
         seed: int,
         roles: Roles | None = None,
         resumed: Mapping[str, Array] | None = None,
+        *,
+        admits_missing: bool = False,
     ) -> None:
-        self._chunk = chunk_rows
+        self._chunk, self._admits_missing = chunk_rows, admits_missing
         self._folder, self._columns, self._has_weights = folder, columns, weights
         self._roles = roles or Roles()
         self._size, self._seed = sample_size, seed
@@ -275,7 +286,7 @@ class SampleWriter:
             part = batch[name]
             if part.ndim != 2 or part.shape[1] != len(columns.names):
                 raise DataError(f"expected {len(columns.names)} columns, got shape {part.shape}")
-            check_finite(part, columns.names, self._rows)
+            check_finite(part, columns.names, self._rows, missing=self._admits_missing)
         if "weights" in batch:
             check_weights(batch["weights"], self._rows)
         if "time" in batch:

@@ -5,6 +5,7 @@ solves for its attributes. The base opens the rows, reads the row sample, settle
 pivots, makes the pass, reports its progress and its time, and plans.
 """
 
+import logging
 import math
 import os
 import time
@@ -21,7 +22,7 @@ import numpy as np
 import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from cme_dask.config import MAX_RANK
+from cme_dask.config import MAX_RANK, MISSING
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.display import brief_repr
@@ -49,6 +50,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.transforms import HEURISTIC_ROWS
 from cme_dask.models.events import FunctionsLike, declared
+from cme_dask.models.merging import added_missing
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
@@ -63,10 +65,13 @@ from cme_dask.numerics.precision import (
     ComputeMode,
     fastest_mode,
 )
+from cme_dask.numerics.rows import MissingValues
 from cme_dask.passes.driver import Executor, RunOptions
-from cme_dask.passes.fit import sample_rows
+from cme_dask.passes.fit import imputed_rows, sample_rows
 from cme_dask.passes.run import PassReport, run_pass
 from cme_dask.passes.sources import open_sample
+
+log = logging.getLogger("cme_dask.run")
 
 Array = Any
 Declarations = Mapping[str, FunctionsLike | None]
@@ -121,6 +126,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "calibration": partial(check_choice, known=("auto", True, False)),
     "conformal": partial(check_choice, known=("auto", True, False)),
     "location": check_location,
+    "missing": partial(check_choice, known=MISSING),
     "tuning": check_tuning,
 }
 """What parameters must be that several estimators share."""
@@ -204,6 +210,47 @@ def origin(sample: Sample) -> dict[str, Any]:
     }
 
 
+def note_missing(
+    about: dict[str, Any],
+    missing: MissingValues,
+    sample: Sample,
+    *,
+    policy: str,
+    earlier: Mapping[str, Any] | None = None,
+) -> None:
+    """Add to the description of a fit how many values its rows lacked, and what became of these.
+
+    Parameters
+    ----------
+    about
+        The description.
+    missing
+        What the pass over the rows counted.
+    sample
+        The rows.
+    policy
+        ``"drop"`` or ``"impute"``.
+    earlier
+        What a fit to which these rows were added says of its own.
+    """
+    columns = sample.columns[0]
+    filled: dict[str, float | str] = {}
+    if columns.imputation is not None:
+        for name, value in columns.imputation.fills.items():
+            labels = columns.categories.get(name)
+            filled[name] = value if labels is None else labels[int(value)]
+    total = {
+        "policy": policy,
+        "rows": missing.dropped,
+        "columns": missing.columns,
+        "filled": filled,
+    }
+    about["missing"] = total if earlier is None else added_missing([dict(earlier), total])
+    about["next_row"] = sample.first_row + sample.n_rows  # where rows that are added begin
+    text = f"{missing.dropped:,}"
+    log.info("left out %s rows that lack a value", text, extra={"event": "missing", **total})
+
+
 class NotFitted(NotFittedError, sklearn.exceptions.NotFittedError):  # type: ignore[misc]
     """Our error and scikit-learn's, so that both can be caught."""
 
@@ -236,7 +283,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     _required: ClassVar[tuple[str, ...]] = (
         *("sample_size", "support_size", "n_folds", "accuracy"),
-        *("convergence", "residual", "calibration", "conformal"),
+        *("convergence", "residual", "calibration", "conformal", "missing"),
     )
     """Parameters that have no None."""
 
@@ -315,6 +362,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         begin = time.perf_counter()
         self._check()
         sample = self._open(X, Y, weights)
+        if getattr(self, "missing", "error") == "drop":
+            sample = sample.drop_missing()
         parameters = {**self.get_params(deep=False), **self._fingerprints}
         parameters.pop("convergence", None)  # no sum depends on it
         with (
@@ -322,7 +371,16 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             self._reported(options.progress, executor, sample) as progress,
         ):
             context = self._context(sample, functions, executor, progress)
+            if context.imputed:
+                sample = context.sample
             measured, fitted = self._run(context, sample)
+        if measured.report.missing is not None:
+            note_missing(
+                fitted["model_"].about,
+                measured.report.missing,
+                sample,
+                policy="impute" if context.imputed else "drop",
+            )
         self._become(measured, fitted, begin, (X, Y, sample))
         return self
 
@@ -332,6 +390,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """What :meth:`_fit` would do and take."""
         self._check()
         sample = self._open(X, Y, weights)
+        if getattr(self, "missing", "error") == "drop":
+            sample = sample.drop_missing()
         executor = options.executor()
         with self._reported(options.progress, executor, sample, plans=True) as progress:
             return self._planned(self._context(sample, functions, executor, progress))
@@ -364,7 +424,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         if given is None:
             return
         X, _, sample = given
-        names = sample.columns[0].names
+        columns = sample.columns[0]
+        names = columns.names if columns.imputation is None else columns.given.names
         self.n_features_in_ = len(names)
         if hasattr(X, "columns") and all(isinstance(name, str) for name in X.columns):
             self.feature_names_in_ = np.array(names, dtype=object)
@@ -395,6 +456,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         """The row sample read, the kernels settled."""
         begin = time.perf_counter()
         seed = self.random_state or 0
+        imputed = getattr(self, "missing", "error") == "impute"
+        if imputed:  # columns of x are only known when the row sample is
+            sample, rows, passes = imputed_rows(sample, self.sample_size, seed, executor)
         declarations = functions.get("functions_x"), functions.get("functions")
         of_each = [
             declared(each, columns) if each else {}
@@ -403,7 +467,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         names = tuple(self._kernels.values())
         bounds = self.tol, self.max_rank, self._default_rank
         pivots = Pivots.of_each(self.pivots, names, sample.columns, *bounds, self.span, seed)
-        rows, passes = sample_rows(sample, self.sample_size, seed, executor)
+        if not imputed:
+            rows, passes = sample_rows(sample, self.sample_size, seed, executor)
         kernels, short = [], False
         made: list[Kernel] = []
         for i, name in enumerate(self._kernels):
@@ -431,6 +496,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             passes,
             time.perf_counter() - begin,
             candidates=tuple(made[1:]),
+            imputed=imputed,
         )
         return self._search(context)
 
@@ -590,4 +656,5 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
+        tags.input_tags.allow_nan = getattr(self, "missing", "error") == "impute"
         return tags

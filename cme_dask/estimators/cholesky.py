@@ -237,7 +237,11 @@ def one_variable(sample: Sample, place: int = 0) -> Sample:
     here, rows = slice(place, place + 1), sample.row_sample
     alone = None if rows is None else replace(rows, parts=rows.parts[here])
     return replace(
-        sample, sources=sample.sources[here], columns=sample.columns[here], row_sample=alone
+        sample,
+        sources=sample.sources[here],
+        columns=sample.columns[here],
+        row_sample=alone,
+        beside=sample.sources[1 - place :][:1] if sample.dropping else (),
     )
 
 

@@ -37,7 +37,7 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
-from cme_dask.numerics.labels import clipped_shares, entropy, nearest_shares
+from cme_dask.numerics.labels import clipped_shares, entropy, missing_labels, nearest_shares
 from cme_dask.numerics.logistic import (
     LogisticGradient,
     LogisticProblem,
@@ -100,7 +100,12 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows, with the labels as codes of a categorical column."""
         sample, self._classes = labelled_sample(
-            X, Y, weights, self._expected, complete=self._every_label
+            X,
+            Y,
+            weights,
+            self._expected,
+            complete=self._every_label,
+            missing=getattr(self, "missing", "error") != "error",
         )
         return sample
 
@@ -112,13 +117,15 @@ class LabelClassifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
         """The rows of a later call, with the codes that labels had in the first."""
         self._classes = self.classes_  # a plan, or a fit that failed, may have left others
-        return labelled_sample(X, Y, weights, self.classes_)[0]
+        missing = getattr(self, "missing", "error") != "error"
+        return labelled_sample(X, Y, weights, self.classes_, missing=missing)[0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.multi_output = False
         tags.target_tags.single_output = True
+        tags.input_tags.allow_nan = getattr(self, "missing", "error") == "impute"
         tags.regressor_tags = None
         return tags
 
@@ -177,7 +184,13 @@ class GrowingClassifier(LabelClassifier):
 
 
 def labelled_sample(
-    X: Any, y: Any, weights: Any, known: Array | None = None, *, complete: bool = False
+    X: Any,
+    y: Any,
+    weights: Any,
+    known: Array | None = None,
+    *,
+    complete: bool = False,
+    missing: bool = False,
 ) -> tuple[Sample, Array]:
     """Rows of x and codes of labels, and the labels in the order of the codes, shape (K,).
 
@@ -193,24 +206,30 @@ def labelled_sample(
         Labels of earlier rows, if there are some: these have no others.
     complete
         Whether there must be rows of all known labels.
+    missing
+        Whether labels may be missing (None or NaN); their codes are NaN.
 
     Raises
     ------
     DataError
-        If labels are missing, continuous, unknown, or all the same.
+        If labels are missing and must not be, continuous, unknown, or all the same.
     """
     if y is None:
         return _stored_labels(open_sample(X, weights=weights))
     name = str(getattr(y, "name", None) or "y") if hasattr(y, "to_numpy") else "y"
     if is_chunked(y):
-        classes, codes = coded(y)
+        classes, codes = coded(y, missing=missing)
     else:
         # As scikit-learn does: a column vector is taken with a warning.
         y = column_or_1d(y, warn=True)
-        _check_labels(y, name)
+        known_rows = ~missing_labels(y)
+        if not missing:
+            _check_labels(y, name)
+        y = y[known_rows]
         check_classification_targets(y)
-        classes, codes = np.unique(y, return_inverse=True)
-        codes = codes.astype(np.float64)
+        classes, found = np.unique(y, return_inverse=True)
+        codes = np.full(len(known_rows), np.nan)
+        codes[known_rows] = found
     if known is not None:
         _check_complete(classes, known if complete else classes)
         classes, codes = known, _recoded(classes, codes, known)
@@ -245,8 +264,8 @@ def _recoded(classes: Array, codes: Array, known: Array) -> Array:
     # Codes of chunked labels are lazy, and Dask arrays are no index.
     table = np.array(numbers, dtype=np.float64)
     if is_chunked(codes):
-        return codes.map_blocks(lambda block: table[block.astype(np.int64)], dtype=np.float64)
-    return table[codes.astype(np.int64)]
+        return codes.map_blocks(taken, table, dtype=np.float64)
+    return taken(codes, table)
 
 
 def _stored_labels(sample: Sample) -> tuple[Sample, Array]:
@@ -274,36 +293,10 @@ def _check_labels(y: Array, name: str) -> None:
         )
 
 
-def missing_labels(y: Array) -> NDArray[np.bool_]:
-    """Which labels are None or NaN, shape (n,)."""
-    if y.dtype.kind not in "fO":
-        return np.zeros(len(y), dtype=bool)
-    return np.array([v is None or v != v for v in y.tolist()], dtype=bool)
-
-
-def labelled_rows(X: Any, y: Any, weights: Any) -> tuple[Any, Any, Any]:
-    """The rows in memory whose labels are not missing; others are returned as they are.
-
-    Raises
-    ------
-    DataError
-        If labels in memory are missing of rows that are not.
-    """
-    if y is None or is_chunked(y):
-        return X, y, weights
-    labels = column_or_1d(y, warn=True)
-    missing = missing_labels(labels)
-    if not missing.any():
-        return X, y, weights
-    if is_chunked(X) or len(X) != len(labels):
-        raise DataError(
-            f"{missing.sum():,} labels are missing, and missing='drop' drops rows in memory alone: "
-            "drop these before, or ingest the table with missing='drop'"
-        )
-    rows = np.flatnonzero(~missing)
-    log.info("left out %d rows without a label", missing.sum())
-    X = X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
-    return X, labels[rows], None if weights is None else np.asarray(weights)[rows]
+def taken(codes: Array, table: Array) -> Array:
+    """The entry of a table at each code, NaN where the code is; of any shape."""
+    known = np.isfinite(codes)
+    return np.where(known, table[np.where(known, codes, 0).astype(np.int64)], np.nan)
 
 
 # ``JointClassifier`` and ``EmbeddingClassifier``: class probabilities from laws of a label
@@ -324,7 +317,7 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
     ----------
     kernel_x, kernel_y, tol, max_rank, reg, reg_form, constraint, convergence
         As in :class:`JointDistribution`.
-    pivots, span, sample_size, n_folds, support_size, accuracy, tuning
+    pivots, span, sample_size, n_folds, support_size, accuracy, missing, tuning
         As in :class:`JointDistribution`.
     residual, location, calibration, conformal
         As in :class:`JointDistribution`; labels have no residuals, no levels to calibrate and no
@@ -368,7 +361,7 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
     ----------
     kernel_x, kernel_y, tol, max_rank, reg, criterion, validation, method
         As in :class:`ConditionalMeanEmbedding`.
-    pivots, span, sample_size, n_folds, accuracy, random_state
+    pivots, span, sample_size, n_folds, accuracy, missing, random_state
         As in :class:`ConditionalMeanEmbedding`.
 
     Attributes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from cme_dask.config import PIVOTS, TOL, VARIABLES
+from cme_dask.config import MAX_RANK, PIVOTS, TOL, VARIABLES
 from cme_dask.data.columns import Columns, check_finite
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import brief
@@ -21,7 +21,7 @@ from cme_dask.errors import (
     ToleranceWarning,
     warn,
 )
-from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels import Categorical, Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
@@ -174,6 +174,12 @@ class Pivots:
             each.append(cls(variable, mode, *bounds, float(span), (seed, i), points))
         return tuple(each)
 
+    def at_most(self, rank: int) -> Self:
+        """With a lower largest rank, unless the user gave one or a tolerance."""
+        free = self.default_rank and not self.promised
+        lower = free and self.max_rank is not None and rank < self.max_rank
+        return replace(self, max_rank=rank) if lower else self
+
     def from_sample(self) -> Self:
         """The same, but where they would be chosen over all rows, from the row sample."""
         return replace(self, mode="sampled") if self.mode in IN_ROUNDS else self
@@ -195,6 +201,9 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
     except (TypeError, ValueError) as error:
         raise DataError(f"pivots of {variable} must be numeric: {error}") from error
     array = array[:, None] if array.ndim == 1 else array
+    widths = len(columns.given.names), len(columns.names)
+    if columns.imputation is not None and array.ndim == 2 and array.shape[1] in widths:
+        array = columns.complete(array)
     if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
         raise DataError(
             f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
@@ -217,10 +226,11 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"{name} must be a kernel of cme_dask.kernels (users' own: kernels.Custom), "
             f"got {kernel!r}"
         )
-    kernel.check(len(columns.names))
+    chosen = kernel if columns.imputation is None else _with_indicators(kernel, columns)
+    chosen.check(len(columns.names))
     # A numeric kernel would take codes of labels as numbers.
     coded = [j for j, is_coded in enumerate(columns.categorical) if is_coded]
-    wrong = [j for j in coded if kernel.measures(j)]
+    wrong = [j for j in coded if chosen.measures(j)]
     if wrong:
         column = columns.names[wrong[0]]
         raise DataError(
@@ -228,7 +238,23 @@ def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: 
             f"as numbers: give kernels.Categorical(1.0).on({wrong[0]}) for it, times a numeric "
             "kernel .on(...) the other columns, or give no kernel, so that it is learned"
         )
-    return kernel
+    return chosen
+
+
+def _with_indicators(kernel: Kernel, columns: Columns) -> Kernel:
+    """The kernel of the columns that are given, times one of the indicators of what is missing.
+
+    A kernel that does not fit the given columns is left as it is: it may be one of all columns.
+    """
+    given, count = len(columns.given.names), len(columns.names)
+    try:
+        kernel.check(given)
+    except DataError:
+        return kernel
+    if given == count:
+        return kernel
+    both: Kernel = kernel.on([*range(given)]) * Categorical(1.0).on([*range(given, count)])
+    return both
 
 
 def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
@@ -367,6 +393,8 @@ class FitContext:
     run_pass
         Makes the pass of the moments: :func:`run_pass`, or what makes it together with that of
         another fit.
+    imputed
+        Whether missing values of x are filled in.
     """
 
     sample: Sample
@@ -392,6 +420,7 @@ class FitContext:
     conformal: str | bool = False
     given: GivenLocation | None = None
     run_pass: RunPass = run_pass
+    imputed: bool = False
 
     def predict(
         self,
@@ -469,7 +498,10 @@ class FitContext:
         if self.mean is None:
             return None
         with one_blas_thread():
-            basis, _ = self._sampled(0, self.mean.kernel, ())
+            pivots = self.pivots[0]
+            # A function that is almost free of noise takes more than a law of what is left.
+            most = MAX_RANK if pivots.default_rank else pivots.max_rank
+            basis, _ = self._sampled(0, self.mean.kernel, (), replace(pivots, max_rank=most))
             return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
 
     def basis_of_few(self, i: int, kernel: Kernel, rank: int) -> NewtonBasis:
@@ -591,6 +623,8 @@ class FitContext:
         for pivots, (error, rank) in zip(self.pivots, reached, strict=True):
             limit = pivots.tol if pivots.promised else max(pivots.tol, _COARSE)
             given = pivots.mode == "given" or self.sample.residuals is not None
+            if self.averages and (pivots.max_rank or MAX_RANK) < MAX_RANK and pivots.default_rank:
+                continue  # the rows are too few for more
             if given or error is None or error <= limit:
                 continue
             text = f"{pivots.variable}: trace error {error:.2e} over all rows at rank {rank}"
@@ -622,7 +656,9 @@ class FitContext:
             )
         return basis
 
-    def _sampled(self, i: int, kernel: Kernel, ranks: tuple[int, ...]) -> tuple[NewtonBasis, bool]:
+    def _sampled(
+        self, i: int, kernel: Kernel, ranks: tuple[int, ...], pivots: Pivots | None = None
+    ) -> tuple[NewtonBasis, bool]:
         """Pivots from the row sample, and whether they are known to be enough.
 
         Parameters
@@ -631,8 +667,10 @@ class FitContext:
             The variable.
         ranks
             Of the bases that are made already.
+        pivots
+            How they are chosen, if it is not as those of the variable.
         """
-        pivots, rows = self.pivots[i], self.rows
+        pivots, rows = pivots or self.pivots[i], self.rows
 
         def on_pivot(rank: int, residual: float) -> None:
             if rank % _CHECK_EVERY == 0:

@@ -65,7 +65,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
     method : {"pivots", "exact"}
         ``"exact"`` takes all rows, at most 5,000, as pivots: kernel ridge regression without an
         approximation but rounding.
-    pivots, span, sample_size, n_folds, accuracy, random_state
+    pivots, span, sample_size, n_folds, accuracy, missing, random_state
         As in :class:`JointDistribution`.
 
     Attributes
@@ -123,6 +123,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         sample_size: int = SAMPLE_SIZE,
         n_folds: int = N_FOLDS,
         accuracy: float = ACCURACY,
+        missing: str = "error",
         random_state: int | None = None,
     ) -> None:
         self.kernel_x = kernel_x
@@ -138,6 +139,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         self.sample_size = sample_size
         self.n_folds = n_folds
         self.accuracy = accuracy
+        self.missing = missing
         self.random_state = random_state
 
     def _check(self) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, Self
 
 from cme_dask.data.columns import Columns
+from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
-from cme_dask.estimators.base import Declarations, Estimator, Measured
+from cme_dask.estimators.base import Declarations, Estimator, Measured, note_missing
 from cme_dask.estimators.context import FitContext
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
@@ -79,7 +80,11 @@ class GrowingEstimator(Estimator):
         sample
             The new rows as they were read.
         """
-        sample = on_columns(sample, earlier.columns)
+        known = earlier.about.get("missing")
+        x, *others = earlier.columns
+        sample = on_columns(sample, (x.given, *others))
+        if known is not None or getattr(self, "missing", "error") == "drop":
+            sample = completed(sample, x)
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
         executor = options.executor()
         with self._reported(options.progress, executor, sample) as progress:
@@ -99,7 +104,7 @@ class GrowingEstimator(Estimator):
                 solver=earlier.solver,
             )
             spec, mode = self._in_mode(context, MomentReduction(earlier.sides, context.n_folds))
-            n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+            n_rows = sample.expected_rows * rows.complete_share
             cells = tuple(
                 CellReduction.of(rows, i, n_rows, spec.n_folds, s.support, s.functions, s.partition)
                 for i, s in enumerate(earlier.specs)
@@ -111,7 +116,12 @@ class GrowingEstimator(Estimator):
         new = Measured(earlier.sides, moments, cells, tuple(sums), mode, report, passes + 1)
         with one_blas_thread():
             both, fitted = self._of_both(earlier, new, sample, alone=alone_from is not None)
-        fitted["model_"].about["new_rows"] = info
+        about = fitted["model_"].about
+        about["new_rows"] = info
+        if report.missing is not None:
+            policy = "drop" if known is None else known["policy"]
+            before = None if alone_from is not None else known
+            note_missing(about, report.missing, sample, policy=policy, earlier=before)
         return both, fitted, sample
 
 

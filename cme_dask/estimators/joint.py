@@ -161,6 +161,17 @@ class JointDistribution(JointFit):
         Largest change of density ratios and conditional expectations (in standard deviations)
         tolerated from faster arithmetic, as measured on the row sample before the pass; 0: solve
         first, in float64, always.
+    missing : {"error", "drop", "impute"}
+        What becomes of rows that lack a value (NaN, None) in a column of x or y, in the weights, or
+        in the groups or times of the folds. ``"error"`` names the columns and counts. ``"drop"``
+        leaves the rows out of every pass and counts them, in ``model_.about["missing"]``; rows keep
+        their numbers, and so their folds. ``"impute"`` fills in missing values of x: numbers with
+        the weighted median of the row sample, beside an indicator column that says so
+        (``missingindicator_NAME``, with the labels ``present`` and ``missing``), and labels with
+        one of their own, ``missing``; then points may lack values as well. Kernels of x that you
+        give are those of the columns that you give; they are multiplied with ``Categorical(1)`` of
+        the indicators. Rows that lack another value, or one of a column that lacks none in the row
+        sample, are left out. No pass is added, and infinite values are always an error.
     tuning : Tuning, optional
         How kernels and ridge are searched where they are learned.
     random_state : int, optional
@@ -233,6 +244,7 @@ class JointDistribution(JointFit):
         conformal: str | bool = "auto",
         location: Any = None,
         accuracy: float = ACCURACY,
+        missing: str = "error",
         tuning: Tuning | None = None,
         random_state: int | None = None,
     ) -> None:
@@ -254,6 +266,7 @@ class JointDistribution(JointFit):
         self.conformal = conformal
         self.location = location
         self.accuracy = accuracy
+        self.missing = missing
         self.tuning = tuning
         self.random_state = random_state
 

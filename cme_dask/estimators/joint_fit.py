@@ -1,6 +1,6 @@
 """The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -29,7 +29,7 @@ from cme_dask.estimators.tuned import (
     search_kernels,
     search_location,
 )
-from cme_dask.kernels import TransformedKernel
+from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
@@ -42,7 +42,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
 from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization
@@ -56,10 +56,13 @@ from cme_dask.passes.run import run_pass
 Array = Any
 
 _DISTINCT = 2  # a column of y with no more distinct values is an event, not a number
+_TIES = 2  # rows that share a value of y, on average, from which on it has few of them
 _NEGATIVE_ROWS = 1024  # at which mass below zero is summed
+_CALIBRATED_ROWS = 2000  # from which the few numbers of a calibration are learned
 _LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
+_ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # of learned bases: more of few rows tell no better
 _ROWS_PER_CELL = 8  # of which they are made at least
 
 
@@ -144,6 +147,10 @@ class JointFit(MeanRegressor, GrowingEstimator):
             )
         if x is None or y is None:
             context = search_kernels(context, (x, y), self._tuning, self.reg is None)
+            if context.rows.complete:
+                most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
+                pivots = tuple(each.at_most(most) for each in context.pivots)
+                context = replace(context, pivots=pivots)
         # "auto" is for learned kernels: who gives them says what is to be fitted.
         undecided, given = context.search is not None, context.given is not None
         residual, calibration, conformal = (
@@ -160,9 +167,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
         if residual and not given and context.events is not None:
-            best = context.search.finalists[0]
-            if best.trial.y.form == "scores" and isinstance(best.kernel_y, TransformedKernel):
-                context = replace(context, scores=best.kernel_y.transform)
+            context = replace(context, scores=_normal_scores(context))
         if residual and not given and x is None:
             context = search_location(context, context.scores)
         if context.scores is not None and context.events is not None:
@@ -218,7 +223,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             return ()
 
         rows, sample = context.rows, context.sample
-        n_rows = sample.n_rows * (1.0 if sample.part is None else sample.part.expected_share)
+        n_rows = sample.expected_rows * rows.complete_share
 
         def of_variable(i: int) -> CellReduction:
             part, d = rows.parts[i], rows.parts[i].shape[1]
@@ -413,6 +418,18 @@ def trial_solver(
     return solver.on([side.basis for side in sides], rows.parts)
 
 
+def _normal_scores(context: FitContext) -> Transform | None:
+    """Normal scores of y, if kernels of them are best or y has few values; else None."""
+    search, y = context.search, context.rows.parts[1]
+    if search is None:
+        return None
+    few = any(_TIES * len(np.unique(column)) < len(column) for column in y.T)
+    if few or search.finalists[0].trial.y.form == "scores":
+        scores: Transform | None = search.kernels[1].maps.get("scores")
+        return scores
+    return None
+
+
 # Landmarks of couplings
 
 
@@ -492,13 +509,13 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     """The calibration; None if fewer than two folds have rows in the row sample."""
     cells = result.model.y.cells
     assert cells is not None
-    rows = context.rows.prefix(HELD_ROWS)
+    rows = context.rows.prefix(min(HELD_ROWS, _CALIBRATED_ROWS))
     support = result.model.x.basis.newton.support(rows.parts[0])
     at = cells.support.assign(rows.parts[1])
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
         HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
-        for laws in refitted_laws(context, result)
+        for laws in refitted_laws(context, result, len(rows))
         if len(held := laws.held)
     ]
     if len(folds) < 2:
@@ -508,45 +525,51 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     return learn_calibration(folds, cells.means, columns)
 
 
-def refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
+def refitted_laws(
+    context: FitContext, result: FitResult, size: int | None = None
+) -> Iterator[HeldLaws]:
     """Laws of refits without each fold, at the rows of the fold in the row sample.
 
     They are calibrated as those of the model are.
     """
     model = result.model
-    rows = context.rows.prefix(HELD_ROWS)
+    rows = context.rows.prefix(HELD_ROWS if size is None else size)
     folds = rows.folds(context.sample.folding, context.n_folds)
     cells, calibration = model.y.cells, model.calibration
     assert cells is not None
     masses, points = result.measured.cells[1].masses, cells.support.points
-    members = [
-        (
-            moments,
-            context.solver._replace(reg=reg).on([side.basis for side in sides], context.rows.parts),
-            retained,
-            sides[0].basis(rows.parts[0]),
-            sides[1].basis(points),
-        )
-        for sides, moments, reg, retained in averaged(context, result)
-    ]
+    each = averaged(context, result)
+    values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
-    for fold in members[0][0].held_out_folds:
+    for fold in each[0][1].held_out_folds:
         held = np.flatnonzero(folds == fold)
-        ratio = np.zeros((len(held), len(points)))
-        for moments, of_member, retained, left, right in members:
-            refit = of_member.solve(moments.means(without=fold)).shrunk(retained)
-            given = left[held] @ refit.transform_x @ refit.coef.T
-            ratio += refit.base + given @ (right @ refit.transform_y).T
+        ratio = np.ones((len(held), len(points)))
+        for (*_, refitted), (at_x, at_y) in zip(each, values, strict=True):
+            ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
         if calibration is not None and levels is not None:
             support = model.x.basis.newton.support(rows.parts[0][held])
             calibrated = partial(calibration.weights, levels=levels, support=support)
-        yield HeldLaws(held, ratio / len(members), rest / rest.sum(), cells.means, calibrated)
+        yield HeldLaws(held, ratio, rest / rest.sum(), cells.means, calibrated)
 
 
-def averaged(context: FitContext, result: FitResult) -> list[tuple[Any, Any, Any, float]]:
-    """Sides, moments, ridge and share retained of the models whose ratios are averaged."""
-    if not result.members:
-        return [(result.component.sides, result.measured.moments, context.solver.reg, 1.0)]
-    return [(m.component.sides, m.moments, m.candidate.reg, m.retained) for m in result.members]
+def averaged(
+    context: FitContext, result: FitResult
+) -> list[tuple[tuple[FeatureBlock, ...], MomentSums, Regularization, Callable[[int], Array]]]:
+    """Sides, moments and ridge of the models whose ratios are averaged, and their refits.
+
+    The last is h = g - 1 of the refit without a fold, in the bases N of y and of x.
+    """
+    if result.members:
+        return [
+            (m.component.sides, m.moments, m.candidate.reg, m.refits.__getitem__)
+            for m in result.members
+        ]
+    sides, moments = result.component.sides, result.measured.moments
+    solver = context.solver.on([side.basis for side in sides], context.rows.parts)
+
+    def refitted(fold: int) -> Array:
+        return solver.solve(moments.means(without=fold)).newton_coef
+
+    return [(sides, moments, context.solver.reg, refitted)]

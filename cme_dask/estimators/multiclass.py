@@ -14,7 +14,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ProductSource
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Declarations, Measured, check_choice, check_number
-from cme_dask.estimators.classifiers import EmbeddingClassifier, labelled_rows
+from cme_dask.estimators.classifiers import EmbeddingClassifier, taken
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.kernels import Delta, Features, Kernel, Linear, Network
@@ -127,10 +127,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
     class_weight : mapping of labels to numbers, or "balanced", optional
         What weights of rows are multiplied with, by label; ``"balanced"`` for n / (K n_c), which
         reads the labels once more.
-    missing : {"raise", "drop"}
-        Whether rows in memory whose label is None or NaN are an error or left out, which the log
-        says.
-    tol, max_rank, pivots, span, sample_size, n_folds, accuracy, random_state
+    tol, max_rank, pivots, span, sample_size, n_folds, accuracy, missing, random_state
         As in :class:`ConditionalMeanEmbedding`.
 
     Attributes
@@ -191,7 +188,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
         shrinkage: bool = True,
         calibration: bool = True,
         class_weight: Mapping[Any, float] | str | None = None,
-        missing: str = "raise",
+        missing: str = "error",
         tol: float | None = None,
         max_rank: int | None = None,
         pivots: Any = "sampled",
@@ -229,7 +226,6 @@ class MulticlassEmbedding(EmbeddingClassifier):
         super()._check()
         if not hasattr(self.optimizer, "update"):  # of optax
             check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("missing", self.missing, ("raise", "drop"))
         check_number("batch_size", self.batch_size, 2)
         check_number("max_iter", self.max_iter, 0)
         check_number("n_iter_no_change", self.n_iter_no_change, 1)
@@ -489,18 +485,17 @@ class MulticlassEmbedding(EmbeddingClassifier):
     # Weights by label
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return self._by_label(super()._open(*self._labelled(X, Y, weights)))
+        return self._by_label(super()._open(X, Y, weights))
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
-        return self._by_label(super()._open_more(*self._labelled(X, Y, weights)))
-
-    def _labelled(self, X: Any, Y: Any, weights: Any) -> tuple[Any, Any, Any]:
-        return labelled_rows(X, Y, weights) if self.missing == "drop" else (X, Y, weights)
+        return self._by_label(super()._open_more(X, Y, weights))
 
     def _by_label(self, sample: Sample) -> Sample:
         """The rows with weights that are multiplied with those of their labels."""
         if self.class_weight is None:
             return sample
+        if self.missing == "drop":
+            sample = sample.drop_missing()
         codes, given = sample.sources[1], sample.weights
         source = codes.map(partial(_taken, self._label_weights(sample)), 1)
         if given is not None and (source.dask_array is given.dask_array is None):
@@ -526,19 +521,23 @@ class MulticlassEmbedding(EmbeddingClassifier):
 
 
 def _label_counts(sample: Sample, labels: int) -> Array:
-    """Rows with each label, of the part that the sample is, shape (K,)."""
+    """Rows with each label, of those that the sample counts, shape (K,)."""
     codes, reader, counts = sample.sources[1], BatchReader.of(sample), np.zeros(labels)
     step = -(-_COUNTED_ROWS // reader.block) * reader.block  # whole chunks
     for start in range(0, sample.n_rows, step):
         index = np.arange(start, min(start + step, sample.n_rows))
-        block = codes.read(start, int(index[-1]) + 1)[reader.belongs(index), 0]
+        index = index[reader.belongs(index)]
+        if sample.dropping:
+            block = reader.read(index).without_missing().reads[1][:, 0]
+        else:
+            block = codes.read(start, min(start + step, sample.n_rows))[index - start, 0]
         counts += np.bincount(block[np.isfinite(block)].astype(np.int64), minlength=labels)
     return counts
 
 
 def _taken(weights: Array, codes: Array) -> Array:
-    """The weight of each code, shape (b, 1)."""
-    return weights[codes.astype(np.int64)]
+    """The weight of each code, shape (b, 1); none of a label that is missing."""
+    return np.nan_to_num(taken(codes, weights))
 
 
 def _usable(x: Array, codes: Array, weights: Array) -> LabelledRows:

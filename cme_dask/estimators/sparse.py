@@ -69,7 +69,7 @@ class SparseEmbedding(EmbeddingEstimator):
     convergence : {"raise", "warn"}
         What happens where they do not suffice.
     kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds, accuracy, \
-    random_state
+    missing, random_state
         Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
     max_rank : int, optional
         Largest number of pivots, which are the candidate points, of each variable; default 100.
@@ -146,6 +146,7 @@ class SparseEmbedding(EmbeddingEstimator):
         sample_size: int = SAMPLE_SIZE,
         n_folds: int = N_FOLDS,
         accuracy: float = ACCURACY,
+        missing: str = "error",
         random_state: int | None = None,
     ) -> None:
         self.penalty = penalty
@@ -167,6 +168,7 @@ class SparseEmbedding(EmbeddingEstimator):
         self.sample_size = sample_size
         self.n_folds = n_folds
         self.accuracy = accuracy
+        self.missing = missing
         self.random_state = random_state
 
     def expect(self, f: Function | Sequence[Function] | None = None, X: Any = None) -> FloatArray:

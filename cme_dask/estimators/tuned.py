@@ -1,7 +1,7 @@
 """Fits that learn their kernels: the search, and the members whose density ratios are averaged."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,10 +23,16 @@ from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.crossval import held_folds
-from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, MomentSums
+from cme_dask.numerics.crossval import FactoredFold, HeldFold, factored_folds, held_folds
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    Moments,
+    MomentSets,
+    MomentSums,
+)
 from cme_dask.numerics.precision import ComputeMode
-from cme_dask.numerics.problem import JointSolver, Regularization, replicates
+from cme_dask.numerics.problem import Answer, JointSolver, Regularization, replicates
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, extent_of, run_pass
@@ -65,6 +71,9 @@ class EnsembleMember:
         Share of h = g - 1 that is retained, below 1 where independence may do as well.
     arithmetic
         How its moments were computed.
+    refits
+        h = g - 1 of refits without one fold each, in the bases N of y and of x: matrices of shape
+        (m_Y, m_X) by the number of the fold.
     """
 
     candidate: KernelChoice
@@ -74,6 +83,7 @@ class EnsembleMember:
     crps: float
     retained: float
     arithmetic: ComputeMode
+    refits: dict[int, Array] = field(default_factory=dict)
 
     __repr__ = brief_repr
 
@@ -272,7 +282,9 @@ class EnsembleFit:
         moments: MomentSums,
     ) -> EnsembleMember:
         (x, y), search = spec.features, self.context.search
-        folds = list(held_folds(moments))
+        factored = candidate.reg.form == "two-sided" and min(candidate.reg[:2]) > 0.0
+        folds: list[HeldFold | FactoredFold]
+        folds = [*factored_folds(moments)] if factored else [*held_folds(moments)]
         reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
         retained = 1.0
         if folds:
@@ -287,14 +299,18 @@ class EnsembleFit:
         solver = self.solver._replace(reg=reg)
         of_bases = solver.on((x.basis, y.basis), self.context.rows.parts)
         solution = of_bases.solve(mean).shrunk(retained)
-        refits = (
-            (fold.rest, fold.held, fold.solution(reg).shrunk(retained).answers(fold.rest))
-            for fold in folds
-        )
-        each = replicates(refits, moments)
+        refits: dict[int, Array] = {}
+
+        def refitted() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
+            for number, fold in zip(moments.held_out_folds, folds, strict=True):
+                refit = fold.solution(reg).shrunk(retained)
+                refits[number] = refit.newton_coef
+                yield fold.rest, fold.held, refit.answers(fold.rest)
+
+        each = replicates(refitted(), moments)
         component = Component((x, y), mean, reduced(solution), each, mean.trace_error)
         candidate = replace(candidate, reg=reg)
-        return EnsembleMember(candidate, component, moments, joint, crps, retained, mode)
+        return EnsembleMember(candidate, component, moments, joint, crps, retained, mode, refits)
 
     def _topped_up(self, members: list[EnsembleMember]) -> tuple[list[EnsembleMember], int]:
         """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
@@ -395,6 +411,7 @@ def lean_members(members: Sequence[EnsembleMember]) -> list[EnsembleMember]:
         replace(
             member,
             moments=None,  # type: ignore[arg-type] # documented, and no query reads them
+            refits={},
             component=member.component._replace(sides=importable_sides(member.component.sides)),
         )
         for member in members

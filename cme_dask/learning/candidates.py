@@ -52,11 +52,11 @@ class Tuning:
     """
 
     criterion: str = "auto"
-    rows: int = 4096
+    rows: int = 2048
     max_rank: int = 200
     evaluations: int | None = None
-    finalists: int = 6
-    averaged: int = 5
+    finalists: int = 4
+    averaged: int = 3
 
     def settled(self, columns_y: int) -> "Tuning":
         """The same search with the criterion that ``auto`` stands for.
@@ -208,7 +208,9 @@ class TrialResult:
         What was minimised: 0 for independence, about -1 or -2 for the best.
     stage
         Where it came up: ``grid``, ``columns``, ``refine``; ``widen`` beyond the first bounds,
-        ``ignore`` with columns left out that nothing was lost by.
+        ``rougher`` with Matern kernels of x, ``ignore`` with columns left out that nothing was lost
+        by. After a search on fewer rows: its best, ``shortlist``, and these with all scales of a
+        variable changed, ``rescale``.
     """
 
     x: KernelPoint

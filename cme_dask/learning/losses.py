@@ -55,6 +55,7 @@ class ScreenedRows:
     """
 
     def __init__(self, weights: Array, folds: Array, events: Array) -> None:
+        self._given = weights, folds, events
         self.order = np.argsort(folds, kind="stable")
         self.weights = weights[self.order]
         self.events = events[self.order]
@@ -66,6 +67,12 @@ class ScreenedRows:
         self.event_sums = np.stack([weighted[s].sum(axis=0) for s in self.slices])
         squares = weighted * self.events
         self.event_squares = np.stack([squares[s].sum(axis=0) for s in self.slices])
+
+    def prefix(self, count: int, n_folds: int) -> "ScreenedRows":
+        """The first ``count`` rows of those given, in at most so many folds."""
+        weights, folds, events = (each[:count] for each in self._given)
+        _, numbers = np.unique(folds, return_inverse=True)
+        return ScreenedRows(weights, numbers % n_folds, events)
 
 
 class ScreenedSide:
@@ -124,13 +131,24 @@ class ScreenedSide:
             result.append(eigenbasis(sums.gram / rest, sums.mean / rest))
         return result
 
+    @cached_property
+    def held(self) -> list[tuple[Array, Array]]:
+        """Means over each fold in these bases: of products of two functions, and of functions."""
+        return [
+            (transform.T @ fold.gram @ transform / share, transform.T @ fold.mean / share)
+            for fold, share, (transform, _) in zip(
+                self.folds, self._rows.shares, self.bases, strict=True
+            )
+        ]
+
 
 def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:
     """Every fold held out, for this pair of bases."""
     means = screened_means(rows, x, y)
+    bases, of_sides = zip(x.bases, y.bases, strict=True), zip(x.held, y.held, strict=True)
     return [
-        HeldFold(rest, held, bases)
-        for (rest, held), *bases in zip(means, x.bases, y.bases, strict=True)
+        HeldFold(rest, held, *of_fold)
+        for (rest, held), *of_fold in zip(means, bases, of_sides, strict=True)
     ]
 
 

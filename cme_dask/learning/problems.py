@@ -20,7 +20,7 @@ from cme_dask.learning.search import (
     SearchProblem,
     search,
 )
-from cme_dask.numerics.crossval import HeldFold, over_folds
+from cme_dask.numerics.crossval import FactoredFold, HeldFold, over_folds
 from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -31,6 +31,8 @@ Array = Any
 REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges of joint distributions, the same for both variables."""
 
+_FIRST = 500, 100, 3  # rows, rank and folds of what is searched first
+_MANY = 1.5  # times as many rows, from which on fewer are searched first
 _ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # few rows tell kernels of high rank no better from others
 
 Estimated = tuple[Array, Array]
@@ -56,11 +58,23 @@ class JointProblem(SearchProblem):
     criterion: str
 
     relative = True
+    rougher = True
 
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """Joint loss and sliced CRPS."""
         joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.functions)
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
+
+    def smaller(self) -> SearchProblem:
+        """The same problem on fewer rows, where there are many more."""
+        count, rank, folds = _FIRST
+        rows = self.rows
+        if len(rows.order) < _MANY * count:
+            return self
+        few = rows.prefix(count, folds)
+        if len(few.slices) < 2:
+            return self
+        return replace(self, rows=few, max_rank=min(rank, self.max_rank))
 
     def scoring(self, losses: Array, errors: Array) -> Score:
         """Each loss over what the best candidate gains by it; 0 for independence."""
@@ -71,7 +85,9 @@ class JointProblem(SearchProblem):
 
 
 def estimated(
-    folds: Sequence[HeldFold], regs: Sequence[Regularization], functions: ScoringFunctions
+    folds: Sequence[HeldFold | FactoredFold],
+    regs: Sequence[Regularization],
+    functions: ScoringFunctions,
 ) -> tuple[Estimated, Estimated]:
     """Joint loss, and sliced CRPS less that of independence, for each ridge."""
     each = [fold.losses(regs) for fold in folds]

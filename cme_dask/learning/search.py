@@ -1,7 +1,7 @@
 """The search for kernels: coordinates, length scales and columns, by the losses of a problem."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -34,6 +34,9 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
+_SHORTLIST = 12
+_FACTORS = (0.7, 1.4)
+SMOOTHNESS, ROUGHER = (2.5, 1.5, 0.5), 1.35
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,13 @@ class SearchProblem(ABC):
 
     relative = False
     """Whether independence scores 0, so that a score has a unit once one is better."""
+
+    rougher = False
+    """Whether Matern kernels of x are compared with the best Gaussian one."""
+
+    def smaller(self) -> "SearchProblem":
+        """What is searched first, in the place of all rows: the same problem, or one on fewer."""
+        return self
 
     @abstractmethod
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
@@ -172,6 +182,10 @@ def search(
     between 0.005 and 500. Columns with long scales are ignored altogether where nothing is lost by
     that, except for the last one of a variable.
 
+    A problem with many rows is searched on fewer of them. On all of them the best candidates are
+    compared, and those with the shortest scales of the grid; then the scales of each variable
+    change by a common factor as long as that is better.
+
     Parameters
     ----------
     problem
@@ -198,27 +212,68 @@ def search(
             "kernels are learned on held-out folds, and the row sample has rows of one only: give "
             "kernels, more rows or more folds"
         )
-    tried = KernelSearch(problem, callback, evaluations)
+    first = problem.smaller()
+    tried = KernelSearch(first, callback, evaluations)
     with one_blas_thread():
         pair = _screen_columns(tried, _search_grid(tried))
         _refine(tried, pair, evaluations, "refine")
         tried.settle()
         _widen(tried, widening)
+        if problem.rougher:
+            _roughen(tried)
+        if first is not problem:
+            shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
+            tried = KernelSearch(problem, callback, evaluations)
+            for done, pair in enumerate(shortlist):
+                tried.scores(pair, "shortlist")
+                tried.report("shortlist", done, len(shortlist))
+            tried.settle()
+            _rescale(tried)
+            tried.settle()
         return tried, _simplified(tried, _finalists(tried, finalists))
 
 
 def _search_grid(tried: KernelSearch) -> Pair:
+    """The best of a grid of shared length scales: those of x with some of y, then the others."""
     xs, ys = (
         [v.start(f, s) for f in v.forms for s in (GRID if v.given is None else GRID[:1])]
         for v in tried.problem.variables
     )
-    pairs = list(product(xs, ys))
-    for done, pair in enumerate(pairs):
-        tried.scores(pair, "grid")
-        if done % max(1, len(pairs) // 10) == 0:
-            tried.report("grid", done, len(pairs))
-    tried.settle()
-    return min(pairs, key=tried.score)
+    some = [y for y in ys if y.form == "given" or y in ys[1 :: len(GRID)]]
+    most = len(xs) * len(some) + 2 * len(ys) + 2 * len(xs)
+    done = 0
+
+    def best_of(pairs: Iterable[Pair]) -> None:
+        nonlocal done
+        for pair in pairs:
+            tried.scores(pair, "grid")
+            if done % max(1, most // 10) == 0:
+                tried.report("grid", done, most)
+            done += 1
+        tried.settle()
+
+    best_of(product(xs, some))
+    best_of(product(_each_form(tried, 0), ys))
+    best_of(product(xs, _each_form(tried, 1)))
+    return tried.best
+
+
+def _shortest(tried: KernelSearch) -> list[Pair]:
+    """The best pair with each of the shortest scales of x, which only more rows may resolve."""
+    x = tried.problem.variables[0]
+    if x.given is not None:
+        return []
+    points = [x.start(form, scale) for form in x.forms for scale in GRID[:2]]
+    each = ([pair for pair in tried.stages if pair[0] == point] for point in points)
+    return [min(pairs, key=tried.score) for pairs in each]
+
+
+def _each_form(tried: KernelSearch, i: int) -> list[KernelPoint]:
+    """The best point of a variable for each form of coordinates."""
+    best: dict[str, KernelPoint] = {}
+    for pair in sorted(tried.stages, key=tried.score):
+        best.setdefault(pair[i].form, pair[i])
+    return list(best.values())
 
 
 def _screen_columns(tried: KernelSearch, pair: Pair) -> Pair:
@@ -265,6 +320,31 @@ def _refine(
         bounds=[(np.log(bounds[0]), np.log(bounds[1]))] * len(start),
         options={"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
     )
+
+
+def _rescale(tried: KernelSearch) -> None:
+    """All length scales of x by one factor, and all of y by another one: more rows resolve more."""
+    for i in (0, 1, 1, 0):
+        for factor in _FACTORS:
+            better = True
+            while better:
+                best = tried.best
+                moved = [*best]
+                moved[i] = best[i].scaled([factor] * len(best[i].scales))
+                better = tried.score((moved[0], moved[1]), "rescale") < tried.score(best)
+
+
+def _roughen(tried: KernelSearch) -> None:
+    """Rougher kernels of x, whose length scales are somewhat longer."""
+    (x, y), coded = tried.best, tried.problem.variables[0].categorical
+    if x.smoothness is not None or all(coded[j] for j in x.free):
+        return
+    longer, twice = ([1.0 if each else factor for each in coded] for factor in (ROUGHER, 2.0))
+    for smoothness in SMOOTHNESS:
+        x = replace(x.scaled(longer), smoothness=smoothness)
+        for rough in x, x.scaled(twice):
+            tried.scores((rough, y), "rougher")
+    tried.settle()
 
 
 def _widen(tried: KernelSearch, evaluations: int) -> None:

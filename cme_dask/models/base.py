@@ -24,6 +24,7 @@ Array = Any
 Custom = dict[str, Kernel] | None
 """Users' own kernels by name."""
 
+_FILLS_IN = 2  # version of model files from which on columns may be filled in
 _LABEL = 10  # letters of the labels of ``repr``, at least
 
 
@@ -55,7 +56,8 @@ class Model(ABC):
         """Plain arrays and JSON values."""
         arrays: dict[str, Array] = {}
         description = _codec(None).encode(self, arrays)
-        return ModelState(type(self).__name__, description, arrays)
+        version = _FILLS_IN if _fills_in(description) else 1
+        return ModelState(type(self).__name__, description, arrays, version)
 
     @classmethod
     def from_state(cls, state: ModelState, custom: Custom = None) -> Self:
@@ -96,6 +98,13 @@ class Model(ABC):
             for label, text in self.summary()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def _fills_in(description: Any) -> bool:
+    """Whether the columns of a model say what takes the place of missing values."""
+    if not isinstance(description, dict):
+        return False
+    return "imputation" in description or any(map(_fills_in, description.values()))
 
 
 def check_about(model: Model) -> None:

@@ -132,7 +132,11 @@ def conformalized(model: "JointModel", X: Any, Y: Any, weights: Any = None) -> "
     if not columns.numeric:
         raise labels_have_no_mean(columns.names[0], columns)
     law = model.law()
-    x, y = query_points(X, model.x, "X"), query_points(Y, model.y, "Y")
+    missing = "missing" in model.about
+    x, y = (
+        query_points(rows, variable, name, missing=missing)
+        for rows, variable, name in ((X, model.x, "X"), (Y, model.y, "Y"))
+    )
     shares = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
     if not len(x) == len(y) > 0 or shares.shape != (len(x),):
         raise DataError(
@@ -141,8 +145,10 @@ def conformalized(model: "JointModel", X: Any, Y: Any, weights: Any = None) -> "
         )
     if not (np.isfinite(shares).all() and (shares >= 0.0).all() and shares.any()):
         raise DataError("weights must be finite and non-negative, and one of them positive")
-    positive = shares > 0.0
+    positive = (shares > 0.0) & ~(np.isnan(x).any(axis=1) | np.isnan(y).any(axis=1))
     x, y, shares = x[positive], y[positive], shares[positive]
+    if not len(x):
+        raise DataError("every row of positive weight lacks a value: give rows that lack none")
     scales, names = column_scales(model), columns.numeric
     scores = np.empty((len(x), len(names)))
     for start in range(0, len(x), _ROWS):

@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.display import passes
+from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.answers import (
     ConditionalExpectation,
@@ -371,6 +371,7 @@ class EmbeddingModel(LinearEmbedding):
         return [
             *super().summary(),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}, {fit['folds']} folds"),
+            *missing_lines(fit),
             ("ridge", f"{self.reg:.2g}, by {fit['criterion']}"),
             *self._calibrated(),
             answered,

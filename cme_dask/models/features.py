@@ -7,7 +7,7 @@ import numpy as np
 
 from cme_dask.codec import Within
 from cme_dask.data.columns import Columns, check_finite
-from cme_dask.display import passes
+from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import BlockEvaluator
@@ -143,4 +143,5 @@ class FeatureModel(Model):
             ("trace error", f"{self.trace_error:.2e} over all rows, tol {float(fit['tol']):g}"),
             ("kernel", repr(self.kernel)),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
+            *missing_lines(fit),
         ]

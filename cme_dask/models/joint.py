@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
-from cme_dask.display import passes, rank_text
+from cme_dask.display import missing_lines, passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
 from cme_dask.models.answers import ConditionalExpectation, PairModel
@@ -192,7 +192,8 @@ class JointModel(PairModel):
         Raises
         ------
         DataError
-            On wrong columns, NaN, different numbers of rows, or a y of labels alone.
+            On wrong columns, NaN (unless the fit left out rows that lack a value: these are then
+            left out, too), different numbers of rows, or a y of labels alone.
         """
         return conformalized(self, X, Y, weights)
 
@@ -509,6 +510,7 @@ class JointModel(PairModel):
             *lines,
             *([] if scales is None else [("scales", scales)]),
             ("rows", f"{fit['rows']:,} in {passes(fit['passes'])}, {fit['folds']} folds"),
+            *missing_lines(fit),
             ("constraint", f"{fit['constraint']}, reg {_ridges(fit['reg'])} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
             *_calibrated(self.answering),

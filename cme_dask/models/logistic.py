@@ -8,7 +8,7 @@ from scipy.special import softmax
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.display import passes
+from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.answers import most_probable
 from cme_dask.models.base import Model
@@ -137,6 +137,7 @@ class LogisticModel(Model):
             ("kernel", repr(newton.kernel)),
             ("labels", ", ".join(map(str, self.labels))),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
+            *missing_lines(fit),
             ("loss", f"{float(fit['objective']):.4g}, gradient {float(fit['gradient_norm']):.1e}"),
             ("ridge", f"{float(fit['reg']):g}"),
         ]

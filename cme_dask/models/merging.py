@@ -356,6 +356,8 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
     """The first thing in which two models differ; None if they can be merged."""
     for i, name in enumerate("xy"):
         mine, other = a.sides[i].basis, b.sides[i].basis
+        if a.columns[i].imputation != b.columns[i].imputation:
+            return f"what fills in missing values of {name} differs"
         if a.columns[i].to_dict() != b.columns[i].to_dict():
             return f"columns of {name} differ ({a.columns[i].listed()}; {b.columns[i].listed()})"
         if a.sides[i].names != b.sides[i].names:
@@ -391,7 +393,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
-    own = ("tuning", "residual", "new_rows")
+    own = ("tuning", "residual", "new_rows", "missing")
     first = {key: value for key, value in several[0].items() if key not in own}
     parts = [metadata.get("part") for metadata in several]
     places = dict.fromkeys(str(metadata.get("location", "unknown")) for metadata in several)
@@ -399,6 +401,7 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     # The same part of several tables stays one; the two sides of a split make the whole.
     alike = all(part == parts[0] for part in parts)
     sides = all(parts) and len({_split_of(part) for part in parts if part}) == 1
+    missing = [metadata["missing"] for metadata in several if "missing" in metadata]
     differ = any(metadata.get("parts_differ") for metadata in several) or not (alike or sides)
     return {
         **first,
@@ -409,7 +412,18 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **({"next_row": max(ends)} if ends else {}),
         "part": parts[0] if alike else None,
         **({"parts_differ": True} if differ else {}),
+        **({"missing": added_missing(missing)} if missing else {}),
     }
+
+
+def added_missing(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What fits of disjoint rows say of their missing values, added up."""
+    columns: dict[str, int] = {}
+    for each in several:
+        for name, count in each["columns"].items():
+            columns[name] = columns.get(name, 0) + int(count)
+    rows = sum(int(each["rows"]) for each in several)
+    return {**several[0], "rows": rows, "columns": columns}
 
 
 def _split_of(part: dict[str, Any]) -> tuple[Any, ...]:

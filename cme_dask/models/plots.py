@@ -263,17 +263,15 @@ def plot_density(
     name, axis = _column(law, column), _Axis.of(law, along)
     if not isinstance(bins, (int, np.integer)) or bins < 2:
         raise DataError(f"bins must be an integer of at least 2, got {bins!r}")
-    edges = np.linspace(*_range(law, name), bins + 1)
-    below = np.asarray(law.cdf(edges, column=name)).reshape(len(law), -1)[axis.order]
-    density = np.diff(below, axis=1) / np.diff(edges)
+    edges, density, top = densities(law, name, bins)
+    density = density[axis.order]
     middle = np.asarray(law.median(column=name))[axis.order]
-    top = float(np.quantile(density, _BRIGHTEST)) or float(density.max())
     unit = law.columns.units.get(name)
     with drawing(ax) as ax:
         from matplotlib.colors import PowerNorm
 
         filled = ax.pcolormesh(
-            _borders(axis.at),
+            borders(axis.at),
             edges,
             density.T,
             cmap="GnBu",
@@ -291,6 +289,21 @@ def plot_density(
         ax.grid(visible=False)
         ax.legend()
     return ax
+
+
+def densities(law: "ConditionalLaw", name: str, bins: int = _BINS) -> tuple[Array, Array, float]:
+    """Densities of a column on even bins that hold nearly all the mass of every law.
+
+    Returns
+    -------
+    edges : (bins + 1,), in the unit of the column
+    density : (n, bins), masses of bins over their widths
+    top : the density that the darkest colour of a heat map stands for
+    """
+    edges = np.linspace(*_range(law, name), bins + 1)
+    below = np.asarray(law.cdf(edges, column=name)).reshape(len(law), -1)
+    density = np.diff(below, axis=1) / np.diff(edges)
+    return edges, density, float(np.quantile(density, _BRIGHTEST)) or float(density.max())
 
 
 def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None) -> Any:
@@ -355,7 +368,7 @@ def _range(law: "ConditionalLaw", name: str) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _borders(at: Array) -> Array:
+def borders(at: Array) -> Array:
     """Borders halfway between ascending positions."""
     if len(at) == 1:
         return np.array([at[0] - 0.5, at[0] + 0.5])

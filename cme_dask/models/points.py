@@ -14,7 +14,7 @@ import zarr
 from numpy.typing import NDArray
 
 from cme_dask.data.arrow import arrow_column, arrow_table, is_arrow
-from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.columns import Columns, check_points
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.kernels import Kernel
@@ -212,10 +212,13 @@ class QueriedVariable(Protocol):
         """Functions of the points: their kernel pools labels or does not."""
 
 
-def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
+def query_points(
+    values: Any, variable: QueriedVariable, name: str, *, missing: bool = False
+) -> Array:
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
-    Tables are pandas ones and dicts of columns. Labels of categorical columns become codes. A
+    Missing values of columns that the fit filled in are filled in here, too. Tables are pandas ones
+    and dicts of columns. Labels of categorical columns become codes. A
     numeric array holds codes; in tables, and in rows with text, a number is a label where all
     labels of the column are integers, and a code elsewhere.
 
@@ -228,6 +231,8 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
         not seen.
     name
         What messages call the points.
+    missing
+        Whether values may be missing: they are NaN.
 
     Raises
     ------
@@ -240,25 +245,32 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
     UnseenCategoryWarning
         On unseen labels that the kernel pools, once for all.
     """
-    columns, names = variable.columns, variable.columns.names
-    parts = None if type(values) is np.ndarray else _table_columns(values, columns, name)
+    columns, given = variable.columns, variable.columns
+    if columns.imputation is not None:
+        given = columns.given
+    names = given.names
+    parts = None if type(values) is np.ndarray else _table_columns(values, given, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
         try:
-            numeric = not columns.categories or np.asarray(values).dtype.kind in "biuf"
+            numeric = not given.categories or np.asarray(values).dtype.kind in "biuf"
             points = np.array(values, dtype=np.float64 if numeric else object)
         except (TypeError, ValueError) as error:
             raise DataError(f"{name} must be numeric: {error}") from error
         shape = points.shape
         if points.ndim < 2:
             points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
+        if points.ndim == 2 and points.shape[1] == len(columns.names):  # with indicators
+            given, names = columns, columns.names
         if points.ndim != 2 or points.shape[1] != len(names):
             raise DataError(
                 f"{name} must have shape (n, {len(names)}) for the columns {', '.join(names)}, "
                 f"got {shape}"
             )
-        if not columns.categories:
+        if not given.categories:
+            if columns.imputation is not None:
+                points = columns.complete(points)
             if not np.isfinite(points).all():
-                check_finite(points, names, 0)
+                check_points(points, columns, missing=missing)
             return np.ascontiguousarray(points)
         parts = list(points.T)
     points = np.empty((len(parts[0]), len(names)))
@@ -269,7 +281,9 @@ def query_points(values: Any, variable: QueriedVariable, name: str) -> Array:
             points[:, j] = _numbers(part, f"column {key!r} of {name}")
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
-    check_finite(points, names, 0)
+    if columns.imputation is not None:
+        points = columns.complete(points)
+    check_points(points, columns, missing=missing)
     _tell(unseen, columns, variable.basis.newton.kernel)
     return points
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 
 from cme_dask.codec import Shape
-from cme_dask.display import brief_repr, passes
+from cme_dask.display import brief_repr, missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddedVariable, LinearEmbedding
 from cme_dask.models.events import Level, function_of, numeric_columns
@@ -235,6 +235,7 @@ class SparseModel(LinearEmbedding):
             ("gamma", f"{float(fit['gamma']):.2g}, by {fit['gamma_by']}"),
             ("distance", f"{float(fit['distance']):.1%} of the dense embedding's norm"),
             ("rows", f"{int(fit['rows']):,} in {passes(fit['passes'])}"),
+            *missing_lines(fit),
             ("ridge", f"{self.reg:.2g}"),
         ]
 

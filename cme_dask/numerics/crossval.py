@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 from scipy.special import stdtrit
 
 from cme_dask.errors import DataError
@@ -97,22 +98,28 @@ class HeldOut:
     mean_y: Array
 
     @classmethod
-    def of(cls, held: Moments, transform_x: Array, transform_y: Array) -> "HeldOut":
-        """In the bases psi = T^T N."""
-        return cls(
-            transform_x.T @ held.blocks["x", "x"] @ transform_x,
-            transform_y.T @ held.blocks["y", "y"] @ transform_y,
-            transform_y.T @ held.blocks["y", "x"] @ transform_x,
-            transform_x.T @ held.means["x"],
-            transform_y.T @ held.means["y"],
-        )
+    def of(
+        cls,
+        held: Moments,
+        transform_x: Array,
+        transform_y: Array,
+        of_sides: Sequence[tuple[Array, Array]] | None = None,
+    ) -> "HeldOut":
+        """In the bases psi = T^T N; ``of_sides``: E[psi psi^T] and E psi, where they are known."""
+        if of_sides is None:
+            of_sides = [
+                (transform.T @ held.blocks[v, v] @ transform, transform.T @ held.means[v])
+                for v, transform in zip("xy", (transform_x, transform_y), strict=True)
+            ]
+        (gram_x, mean_x), (gram_y, mean_y) = of_sides
+        cross = transform_y.T @ held.blocks["y", "x"] @ transform_x
+        return cls(gram_x, gram_y, cross, mean_x, mean_y)
 
-    def loss(self, coef: Array) -> float:
-        """The loss of H, shape (k_Y, k_X)."""
-        joint = float((coef * self.cross).sum())
-        product = float(self.mean_y @ coef @ self.mean_x)
-        square = float(((self.gram_y @ coef @ self.gram_x) * coef).sum())
-        return square - 2.0 * (joint - product)
+    def loss(self, coef: Array) -> Array:
+        """The loss of H, shape (k_Y, k_X), or of several, shape (..., k_Y, k_X)."""
+        gain = (coef * (self.cross - np.outer(self.mean_y, self.mean_x))).sum(axis=(-2, -1))
+        square = (self.gram_y @ (coef @ self.gram_x) * coef).sum(axis=(-2, -1))
+        return np.asarray(square - 2.0 * gain)
 
 
 def held_out_loss(held: Moments, solution: JointSolution) -> float:
@@ -137,7 +144,7 @@ def held_out_loss(held: Moments, solution: JointSolution) -> float:
     """
     # With base 0 the features of each side add up to one, so h = b_Y^T (C - 1) b_X.
     coef = solution.coef if solution.base else solution.coef - 1.0
-    return HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef)
+    return float(HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef))
 
 
 def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
@@ -192,11 +199,14 @@ class HeldFold:
     bases
         The centred bases of the other folds: transform and eigenvalues of x and of y, see
         :class:`JointProblem`.
+    of_sides
+        What the means over its own rows are in these bases, see :class:`HeldOut`, if known.
     """
 
     rest: Moments
     held: Moments
     bases: Sequence[tuple[Array, Array]]
+    of_sides: Sequence[tuple[Array, Array]] | None = None
 
     def problem(self, reg: Regularization) -> JointProblem:
         """The quadratic program of the other folds, normalized, with a positive ridge."""
@@ -205,31 +215,96 @@ class HeldFold:
     def solution(self, reg: Regularization) -> JointSolution:
         """What the other folds give, normalized."""
         problem = self.problem(reg)
-        exact = SolverInfo("closed form", "optimal", 0.0, 0.0, 0.0, 0.0, 0, 0.0, np.inf)
-        return JointSolution.of(problem, problem.free, exact)
+        return JointSolution.of(problem, problem.free, SolverInfo.of_closed_form())
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:
         """Losses on the fold of refits with positive ridges, fitted without it."""
         problem = self.problem(regs[0])
         (transform_x, _), (transform_y, _) = self.bases
-        unseen = HeldOut.of(self.held, transform_x, transform_y)
+        unseen = HeldOut.of(self.held, transform_x, transform_y, self.of_sides)
         target = transform_y.T @ self.rest.blocks["y", "f(y)"]
         constant = self.rest.means["f(y)"]
-        joint, squared = [], []
-        for reg in regs:
-            coef = problem.ridged(reg).free
-            joint.append(unseen.loss(coef))
-            slope = transform_x @ (coef.T @ target)
-            squared.append(self.held.squared_error("x", "y", constant, slope))
+        coef = np.stack([problem.ridged(reg).free for reg in regs])
+        slopes = transform_x @ (coef.transpose(0, 2, 1) @ target)
+        squared = self.held.squared_error("x", "y", constant, slopes)
         flat = np.zeros((len(transform_x), len(constant)))
         baseline = self.held.squared_error("x", "y", constant, flat)
-        return Losses(np.array(joint), np.array(squared), baseline)
+        return Losses(unseen.loss(coef), squared, baseline)
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredFold:
+    r"""One fold held out, refitted by Cholesky factors: for a few two-sided ridges.
+
+    .. math:: H = S_Y(r_Y) \, \mathrm E[N_Y N_X^T] \, S_X(r_X), \qquad
+              S(r) = A^{-1} - \frac{A^{-1} c c^T A^{-1}}{c^T A^{-1} c}, \quad
+              A = \mathrm E[N N^T] + r, \quad c = \mathrm E N
+
+    is what :class:`HeldFold` has from eigenbases, on the complements of the means c.
+
+    Attributes
+    ----------
+    rest, held
+        Means over the rows of the other folds, and over its own.
+    """
+
+    rest: Moments
+    held: Moments
+
+    def smoothed(self, variable: str, reg: float, right: Array) -> Array:
+        """S(r) of a variable times a matrix."""
+        matrix = self.rest.blocks[variable, variable] + reg * np.eye(len(right))
+        mean = self.rest.means[variable]
+        factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+        both = cho_solve(factor, np.column_stack([right, mean]), check_finite=False)
+        solved, of_mean = both[:, :-1], both[:, -1]
+        scale = float(mean @ of_mean)
+        if scale > 0.0:
+            solved = solved - np.outer(of_mean / scale, mean @ solved)
+        return np.asarray(solved)
+
+    def solution(self, reg: Regularization) -> JointSolution:
+        """What the other folds give, normalized, in the Newton bases."""
+        left = self.smoothed("y", reg.y, self.rest.blocks["y", "x"])
+        return JointSolution.in_newton_bases(self.smoothed("x", reg.x, left.T).T)
+
+    def losses(self, regs: Sequence[Regularization]) -> Losses:
+        """Losses on the fold of refits with positive ridges, fitted without it."""
+        rest, held, constant = self.rest, self.held, self.rest.means["f(y)"]
+        joint = np.empty(len(regs))
+        squared = np.empty((len(regs), len(constant)))
+        of_y = {r: self.smoothed("y", r, np.eye(len(rest.means["y"]))) for r in {r.y for r in regs}}
+        for reg_x in {r.x for r in regs}:
+            # What x predicts of the basis of y: its features from here on.
+            predicted = self.smoothed("x", reg_x, rest.blocks["y", "x"].T)
+            of_fold = held.projected("x", predicted)
+            both = held.blocks["y", "x"] @ predicted
+            unseen = HeldOut(
+                of_fold.blocks["x", "x"],
+                held.blocks["y", "y"],
+                both,
+                of_fold.means["x"],
+                held.means["y"],
+            )
+            some = [i for i, reg in enumerate(regs) if reg.x == reg_x]
+            smoothers = np.stack([of_y[regs[i].y] for i in some])
+            joint[some] = unseen.loss(smoothers)
+            slopes = smoothers.transpose(0, 2, 1) @ rest.blocks["y", "f(y)"]
+            squared[some] = of_fold.squared_error("x", "y", constant, slopes)
+        flat = np.zeros((len(rest.means["x"]), len(constant)))
+        return Losses(joint, squared, held.squared_error("x", "y", constant, flat))
 
 
 def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
     """Each fold that can be held out, see :meth:`MomentSums.split_folds`."""
     for rest, held in moments.split_folds():
         yield HeldFold(rest, held, [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"])
+
+
+def factored_folds(moments: MomentSums) -> Iterator[FactoredFold]:
+    """The same folds, for two-sided ridges."""
+    for rest, held in moments.split_folds():
+        yield FactoredFold(rest, held)
 
 
 def joint_loss(rest: Moments, held: Moments, regs: Array) -> Array:
@@ -256,7 +331,7 @@ def joint_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     return HeldFold(rest, held, bases).losses(both).joint
 
 
-def over_folds(folds: Sequence[HeldFold], values: Array) -> tuple[Array, Array]:
+def over_folds(folds: Sequence[HeldFold | FactoredFold], values: Array) -> tuple[Array, Array]:
     """Mean by weight of values (F, ...) over the folds, and its standard error."""
     share = np.array([fold.held.weight for fold in folds])
     share = share / share.sum()

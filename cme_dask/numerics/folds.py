@@ -210,12 +210,16 @@ class Split:
         Equal ones give the same split; independent of folds and row samples.
     held_out
         Which side this is.
+    start
+        Units whose random number lies in [start, start + share) are held out: with the starts
+        0, 1/K, ... and the share 1/K each unit is in one of K such parts.
     """
 
     folding: Folding
     share: float
     seed: int
     held_out: bool
+    start: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not isinstance(self.share, (int, float, np.floating)):
@@ -227,11 +231,14 @@ class Split:
         whole = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
         if not whole or not 0 <= self.seed < _MAX_SEED:
             raise DataError(f"the seed must be an integer from 0 to 2**62 - 1, got {self.seed!r}")
+        if not isinstance(self.start, (int, float, np.floating)) or not 0.0 <= self.start < 1.0:
+            raise DataError(f"the start of a part must lie in [0, 1), got {self.start!r}")
 
     def __str__(self) -> str:
         """For messages."""
+        place = f" from {self.start:.3g} on" if self.start else ""
         side = f"{self.share:.3g}" if self.held_out else f"all but {self.share:.3g}"
-        return f"{side} by {self.folding}"
+        return f"{side}{place} by {self.folding}"
 
     @property
     def expected_share(self) -> float:
@@ -246,7 +253,8 @@ class Split:
     def selects(self, rows: Array, columns: Mapping[str, Array]) -> Array:
         """Whether each row belongs to this side, shape (n,); see :meth:`Folding.units`."""
         numbers = uniform(_PART_SALT + int(self.seed), self.folding.units(rows, columns))
-        return (numbers < self.share) == self.held_out
+        inside = (self.start <= numbers) & (numbers < self.start + self.share)
+        return inside == self.held_out
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -255,6 +263,7 @@ class Split:
             "share": float(self.share),
             "seed": int(self.seed),
             "held_out": self.held_out,
+            **({"start": float(self.start)} if self.start else {}),
         }
 
     @classmethod
@@ -268,8 +277,9 @@ class Split:
         """
         try:
             folding = Folding.parse(data["by"])
-            return cls(folding, data["share"], data["seed"], data["held_out"] is True)
-        except (KeyError, TypeError) as error:
+            start = data.get("start", 0.0)
+            return cls(folding, data["share"], data["seed"], data["held_out"] is True, start)
+        except (AttributeError, KeyError, TypeError) as error:
             raise DataError(f"the description of a part is damaged: {error!r}") from error
 
 
@@ -297,6 +307,8 @@ class RowSample:
         Whether these are all rows of positive weight.
     units
         Values of ``group`` and ``time`` at the rows, by name, shapes (k,); those that are known.
+    complete_share
+        Share of the rows that were drawn which lack no value, where the others were left out.
     """
 
     keys: Array
@@ -305,6 +317,7 @@ class RowSample:
     weights: Array
     complete: bool
     units: Mapping[str, Array] = field(default_factory=dict)
+    complete_share: float = 1.0
 
     def __len__(self) -> int:
         """Number of rows k."""
@@ -328,14 +341,30 @@ class RowSample:
 
     def only(self, selected: Any) -> "RowSample":
         """The sample of a part of the rows: those of these rows that belong to it, shape (k,)."""
-        return RowSample(
-            self.keys[selected],
-            self.index[selected],
-            tuple(part[selected] for part in self.parts),
-            self.weights[selected],
-            self.complete,
-            {name: values[selected] for name, values in self.units.items()},
+        return replace(
+            self,
+            keys=self.keys[selected],
+            index=self.index[selected],
+            parts=tuple(part[selected] for part in self.parts),
+            weights=self.weights[selected],
+            units={name: values[selected] for name, values in self.units.items()},
         )
+
+    def without_missing(self, place: int | None = None) -> "RowSample":
+        """The rows that lack no value: any prefix is a random sample of such rows.
+
+        Parameters
+        ----------
+        place
+            The variable that may not lack one; default any, or their weight.
+        """
+        parts = (*self.parts, self.weights[:, None]) if place is None else (self.parts[place],)
+        lost = np.zeros(len(self), dtype=bool)
+        for values in parts:
+            lost |= np.isnan(values).any(axis=1)
+        if not lost.any():
+            return self
+        return replace(self.only(~lost), complete_share=self.complete_share * (1.0 - lost.mean()))
 
     def folds(self, folding: Folding, n_folds: int) -> Array:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""

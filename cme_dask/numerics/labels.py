@@ -158,3 +158,11 @@ def _logarithms(scores: Array) -> Array:
     """Of the probabilities that are proportional to exp(scores), shape (b, K)."""
     scores = scores - scores.max(axis=1, keepdims=True)
     return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
+
+
+def missing_labels(labels: Array) -> Array:
+    """Which labels are None, NaN or what stands for them in pandas, shape (n,)."""
+    if labels.dtype.kind not in "fO":
+        return np.zeros(len(labels), dtype=bool)
+    none = "NoneType", "NAType", "NaTType"
+    return np.array([type(v).__name__ in none or v != v for v in labels.tolist()], dtype=bool)

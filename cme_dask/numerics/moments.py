@@ -286,6 +286,21 @@ class Moments:
         non_negative(errors, 1.0)
         return tuple(errors.tolist())
 
+    def projected(self, variable: str, slope: Array) -> "Moments":
+        """Means with functions N^T B in the place of the basis N of a variable, B of shape (m, k).
+
+        They have what :meth:`squared_error` reads given this variable.
+        """
+        functions = [name for name in self.means if name.startswith("f(")]
+        blocks = dict(self.blocks) | {
+            (variable, name): slope.T @ self.blocks[variable, name]
+            for name in functions
+            if (variable, name) in self.blocks
+        }
+        blocks[variable, variable] = slope.T @ self.blocks[variable, variable] @ slope
+        means = dict(self.means) | {variable: slope.T @ self.means[variable]}
+        return replace(self, blocks=blocks, means=means)
+
     def squared_error(
         self,
         given: str,
@@ -307,7 +322,7 @@ class Moments:
         given, of
             The variable that predicts, and the one that is predicted.
         constant, slope
-            a and B, shapes (q,) and (m, q).
+            a and B, shapes (q,) and (m, q), or (..., m, q) of several predictions.
         columns
             Positions of the q predicted functions among those of the variable.
         trend
@@ -315,14 +330,14 @@ class Moments:
 
         Returns
         -------
-        error : (q,), at least 0
+        error : (q,), or (..., q), at least 0
         """
         f_given, f_of = f"f({given})", f"f({of})"
         offset = constant - self.shifts[of][columns]
         mean = (self.means[f"f({of})"] - self.shifts[of])[columns]
         square = np.diag(self.blocks[f_of, f_of])[columns]
         cross = self.blocks[given, f_of][:, columns]
-        model = (slope * (self.blocks[given, given] @ slope)).sum(axis=0)
+        model = (slope * (self.blocks[given, given] @ slope)).sum(axis=-2)
         if trend is not None:
             d = len(trend)
             shift = self.shifts[given][:d]
@@ -330,11 +345,11 @@ class Moments:
             mean = mean - (self.means[f"f({given})"][:d] - shift) @ trend
             left = self.blocks[given, f_given][:, :d] @ trend
             right = self.blocks[f_given, f_of][:d, columns]
-            model = model + 2 * (slope * left).sum(axis=0) - 2 * (trend * right).sum(axis=0)
+            model = model + 2 * (slope * left).sum(axis=-2) - 2 * (trend * right).sum(axis=0)
             model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=0)
         model = model + 2 * offset * (self.means[given] @ slope)
         return np.maximum(
-            offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=0), 0.0
+            offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=-2), 0.0
         )
 
 

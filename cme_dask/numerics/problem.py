@@ -420,6 +420,11 @@ class SolverInfo(NamedTuple):
     seconds: float
     tol: float
 
+    @classmethod
+    def of_closed_form(cls) -> "SolverInfo":
+        """Of a formula that is evaluated."""
+        return cls("closed form", "optimal", 0.0, 0.0, 0.0, 0.0, 0, 0.0, np.inf)
+
     @property
     def converged(self) -> bool:
         """Whether the KKT residual is within the tolerance; NaN is not."""
@@ -498,6 +503,18 @@ class JointSolution(NamedTuple):
             info,
             problem.base,
         )
+
+    @classmethod
+    def in_newton_bases(cls, coef: Array) -> "JointSolution":
+        """The closed form of a normalized density ratio with H in the Newton bases themselves."""
+        transforms = (np.eye(coef.shape[1]), np.eye(coef.shape[0]))
+        scales = (np.ones(coef.shape[1]), np.ones(coef.shape[0]))
+        return cls(coef, *transforms, *scales, True, SolverInfo.of_closed_form())
+
+    @property
+    def newton_coef(self) -> Array:
+        """H in the Newton bases of y and of x, shape (m_Y, m_X)."""
+        return np.asarray(self.transform_y @ self.coef @ self.transform_x.T)
 
     def shrunk(self, share: float) -> "JointSolution":
         """With ``share`` times its h = g - base."""

@@ -31,6 +31,8 @@ from cme_dask.numerics.folds import BY_ROWS, Folding, number_hash
 
 Array = Any
 Span = tuple[int, slice]  # a fold, and its rows
+Filled = tuple[int, int, float]
+"""A column of x whose missing values were filled in: it, and the column and value that say so."""
 T = TypeVar("T")
 Partial = TypeVar("Partial")
 Result = TypeVar("Result")
@@ -66,6 +68,9 @@ class Strip:
         How rows are assigned to folds.
     own
         The rows that the task itself is to write, where the others are there to fill a block.
+    missing
+        Where rows with missing values were left out: the number of these, then the number of
+        missing values in each of :meth:`columns`, integers of shape (1 + columns,).
     """
 
     rows: Array
@@ -74,6 +79,7 @@ class Strip:
     units: Mapping[str, Array] = field(default_factory=dict)
     folding: Folding = BY_ROWS
     own: slice | None = None
+    missing: Array | None = None
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -101,6 +107,25 @@ class Strip:
             {name: values[selected] for name, values in self.units.items()},
             self.folding,
         )
+
+    def without_missing(self, *beside: Array, filled: Sequence[Filled] = ()) -> "Strip":
+        """The rows that lack no value, with the numbers of those that did in ``missing``.
+
+        Parameters
+        ----------
+        beside
+            Further values of the rows, none of which may be missing either, shapes (n, k).
+        filled
+            Where missing values of x have been filled in: rows stay, and are counted.
+        """
+        absent = np.isnan(np.concatenate(self.columns(), axis=1))
+        lost = absent.any(axis=1)
+        for values in beside:
+            lost |= np.isnan(values).any(axis=1)
+        for place, mark, value in filled:
+            absent[:, place] |= self.parts[0][:, mark] == value
+        counts = np.array([lost.sum(), *absent.sum(axis=0)])
+        return replace(self.only(~lost) if counts[0] else self, missing=counts)
 
     def placed(self, place: Callable[[Array], Array]) -> "Strip":
         """The same with the rows and weights where ``place`` puts them."""

@@ -62,14 +62,26 @@ def pit_deviations(before: Array, upto: Array, levels: Array) -> Array:
     return np.asarray((np.clip(part, 0.0, 1.0) - levels) / len(levels))
 
 
+def label_places(chances: Array, codes: Array, bins: int = LABEL_BINS) -> Array:
+    """Whether the likeliest label's probability is in a bin, and the label seen; (b, 2 bins)."""
+    member = _bins_of(chances, bins) == np.arange(bins)
+    hits = chances.argmax(axis=1) == codes
+    return np.concatenate([member, member & hits[:, None]], axis=1)
+
+
+def _bins_of(chances: Array, bins: int) -> Array:
+    """The bin of the likeliest label's probability, shape (b, 1)."""
+    top = chances.max(axis=1, keepdims=True)
+    return np.minimum((top * bins).astype(np.int64), bins - 1)
+
+
 def label_deviations(chances: Array, codes: Array, bins: int = LABEL_BINS) -> Array:
     """Probability of the likeliest label minus whether it was seen, in its bin; shape (b, bins).
 
     Absolute values of means over rows add up to the expected calibration error.
     """
     top, hits = chances.max(axis=1), chances.argmax(axis=1) == codes
-    inside = np.minimum((top * bins).astype(np.int64), bins - 1)
-    return np.asarray((inside[:, None] == np.arange(bins)) * (top - hits)[:, None])
+    return np.asarray((_bins_of(chances, bins) == np.arange(bins)) * (top - hits)[:, None])
 
 
 def energy_scores(weights: Array, points: Array, y: Array, *, fair: bool = False) -> Array:

@@ -1,4 +1,4 @@
-"""Reductions that look at single rows: unusable values, ranges, nearest rows."""
+"""Reductions that look at single rows: unusable and missing values, ranges, nearest rows."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,38 @@ class BadValueCounts(Reduction[Counts, Counts]):
             a.negative_count + b.negative_count,
             a.negative_first if a.negative_count else b.negative_first,
         )
+
+
+# Missing values of rows that are left out, or filled in
+
+
+@dataclass(frozen=True)
+class MissingValues:
+    """How many values were missing in a pass that leaves such rows out.
+
+    Attributes
+    ----------
+    dropped
+        Rows that were left out.
+    columns
+        Number of missing values by column, of those columns that lack some.
+    """
+
+    dropped: int
+    columns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MissingCounts(Reduction[Array, Array]):
+    """Sum of ``strip.missing``: of the rows that were left out, and of values by column."""
+
+    name = "missing-values"
+    checked = False
+
+    def update(self, state: None, strip: Strip) -> Array:
+        """Of one strip."""
+        assert strip.missing is not None
+        return strip.missing
 
 
 # Ranges of basis functions over all rows: what certificates may rest on

@@ -148,6 +148,15 @@ class ScoreSums:
         """Mean of a loss over the rows."""
         return self._estimate(lambda sums: float(sums.losses[0, loss] / sums.weight[0]))
 
+    def linear(self, factors: Mapping[int, float], constant: float) -> Estimate:
+        """A constant, plus the means of losses over the rows times these factors."""
+        return self._estimate(
+            lambda sums: (
+                constant
+                + float(sum(c * sums.losses[0, i] for i, c in factors.items()) / sums.weight[0])
+            )
+        )
+
     def deviation(self, losses: Sequence[int]) -> Estimate:
         """Sum of the absolute means of several losses over the rows."""
         return self._estimate(

@@ -549,6 +549,8 @@ def _rows(sample: Sample) -> dict[str, str]:
     names += list(sample.units)
     for name, source in zip(names, sample.reads, strict=True):
         fingerprints[f"values of {name}"] = source.fingerprint(_source_token)
+    if sample.dropping:
+        fingerprints["missing"] = "dropped"
     if sample.row_sample is not None:
         rows = sample.row_sample
         fingerprints["row sample"] = token_of((rows.index, rows.keys), "row sample")[:16]

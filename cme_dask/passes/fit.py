@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.data.columns import check_finite
+from cme_dask.data.missing import completed, learned, marked
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import DerivedSource
 from cme_dask.errors import DataError, ZeroWeights
@@ -22,6 +23,7 @@ from cme_dask.passes.driver import Executor, in_this_process
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.run import (
     PassReport,
+    all_missing,
     count_bad_values,
     empty_part,
     extent_of,
@@ -33,6 +35,7 @@ Array = Any
 _SPARE = 6.0  # standard deviations of the number of rows below a bound
 _WEIGHTS = 1e-200, 1e200
 _ROWS_PER_CHUNK = 3  # of a sample, with which 95 % of the chunks hold some
+_LEAST_SHARE = 1e-9  # of the stored rows that lack no value
 _ENOUGH = 1 << 10  # stored rows of a part, with which no others are looked for
 
 
@@ -87,6 +90,9 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     that a column tells, before that a pass over these alone. Where weights are made of other
     columns and nearly all chunks hold rows of the sample, one pass does both.
 
+    Where rows that lack a value are left out, they are left out of the sample as well. It is then
+    smaller: no further rows are read in their place.
+
     Raises
     ------
     DataError
@@ -99,7 +105,8 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     stored, requested = sample.row_sample, min(size, sample.n_rows)
     if sample.part is not None:
         requested = min(requested, _ENOUGH)
-    if stored is not None and len(stored) >= (1 if stored.complete else requested):
+    drawn = 0.0 if stored is None else len(stored) / max(stored.complete_share, _LEAST_SHARE)
+    if stored is not None and len(stored) and (stored.complete or drawn >= requested):
         rows, passes = stored.prefix(size), 0
     elif isinstance(sample.weights, DerivedSource) and _in_nearly_all_chunks(sample, size):
         (rows,), _ = run_pass(sample, [PrioritySample(size, seed)], executor)
@@ -113,7 +120,11 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         here = in_this_process(executor) if in_memory else executor
         reductions, index = [PrioritySample(size, seed)], np.sort(chosen.index)
         (rows,), _ = run_pass(sample, reductions, here, index=index)
-        rows, passes = replace(rows, complete=chosen.complete), passes + (not in_memory)
+        share = len(rows) / len(chosen)
+        rows = replace(rows, complete=chosen.complete, complete_share=share)
+        passes += not in_memory
+    if sample.dropping and len(rows) < 2:
+        raise all_missing()
     if sample.weights is not None:
         _check_weights(rows, sample)
     if not all(np.isfinite(part).all() for part in rows.parts):
@@ -121,6 +132,24 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         for part, columns in zip(rows.parts, sample.columns, strict=True):
             check_finite(part, columns.names, 0)
     return rows, passes
+
+
+def imputed_rows(
+    sample: Sample, size: int, seed: int, executor: Executor
+) -> tuple[Sample, RowSample, int]:
+    """The sample with missing values of x filled in, its row sample, and the passes that took.
+
+    What is filled in is learned from the row sample, see :func:`cme_dask.data.missing.learned`.
+    Rows that lack another value than one of x are left out.
+
+    Raises
+    ------
+    DataError
+        As :func:`sample_rows`, or if a column of x has no value in any row.
+    """
+    rows, passes = sample_rows(marked(sample), size, seed, executor)
+    columns, rows = learned(sample.columns[0], rows)
+    return completed(sample, columns), rows, passes
 
 
 def _in_nearly_all_chunks(sample: Sample, size: int) -> bool:
@@ -156,7 +185,8 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         If weights are negative, weights or times are not finite, all weights are zero, or no row
         belongs to the part.
     """
-    whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None)
+    # Which rows lack a value is seen when the rows are read.
+    whole, sample = sample, replace(sample, folding=BY_ROWS, row_sample=None, beside=())
     part, n = sample.part, sample.n_rows
     if len(sample.reads) == len(sample.sources):
         # Nothing needs to be read: keys are hashes of the numbers of the rows.
@@ -178,7 +208,7 @@ def choose_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         return replace(draw(index, (), None, size, seed), complete=complete), 0
     in_memory = all(source.in_memory for source in sample.reads)
     here = in_this_process(executor) if in_memory else executor
-    alone = replace(sample, sources=(), columns=())
+    alone = replace(sample, sources=(), columns=(), filled=())
     (chosen,), _ = run_pass(alone, [PrioritySample(size, seed)], here, named=whole)
     if not len(chosen):
         raise ZeroWeights()
@@ -227,12 +257,15 @@ def choose_in_rounds(
     states = {i: state for i, (_, state) in variables.items()}
     reports: list[PassReport] = []
     while active := [i for i in sorted(rules) if not states[i].done]:
-        read = replace(  # variables that have their pivots are not read
+        others = (s for i, s in enumerate(sample.sources) if i not in active)
+        read = replace(  # variables that have their pivots are read for missing values alone
             sample,
             sources=tuple(sample.sources[i] for i in active),
             columns=tuple(sample.columns[i] for i in active),
             row_sample=None,
-            folding=BY_ROWS,
+            folding=sample.folding if sample.dropping else BY_ROWS,
+            beside=tuple(others) if sample.dropping else (),
+            filled=sample.filled if 0 in active else (),
         )
         extent = extent_of(read, executor)
         asked = tuple((rules[i], states[i]) for i in active)

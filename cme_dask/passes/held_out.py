@@ -1,6 +1,6 @@
 """``score``: a fitted model on held-out rows, in one pass."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
+from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddingModel
@@ -15,10 +16,13 @@ from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
-from cme_dask.numerics.scoring import Estimate
+from cme_dask.numerics.labels import missing_labels
+from cme_dask.numerics.moments import Function
+from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
+from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.progress import Listener, listening
-from cme_dask.passes.scores import LabelScores, Law, Prediction, score_pass
+from cme_dask.passes.scores import LabelScores, ScoreReport, score_pass
 from cme_dask.passes.sources import open_sample
 
 Array = Any
@@ -135,6 +139,74 @@ class _Predicted:
         return np.column_stack([law.expect(list(self.columns)), law.probability(list(self.events))])
 
 
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """A model, the rows that it is scored on, and the scores, before any row is read.
+
+    Attributes
+    ----------
+    model
+        The fitted model.
+    sample
+        Rows of x and y.
+    y
+        Columns of y.
+    events
+        Events of y whose probabilities are scored, among the functions.
+    predictions, laws, functions
+        As of :func:`score_pass`.
+    level
+        Probability of the intervals.
+    """
+
+    model: Any
+    sample: Sample
+    y: Columns
+    events: tuple[str, ...]
+    predictions: Mapping[str, Prediction]
+    laws: Mapping[str, Law]
+    functions: Mapping[str, Function]
+    level: float
+
+    def run(
+        self, executor: Executor, listener: Listener | None = None, rows: int = 0
+    ) -> ScoreReport:
+        """The scores, in one pass, and so many of the rows."""
+        return score_pass(
+            self.sample,
+            self.predictions,
+            executor,
+            functions=self.functions,
+            laws=self.laws,
+            rows=rows,
+            progress=listener,
+        )
+
+    def table(self, result: ScoreReport) -> ScoreTable:
+        """The scores that a pass found."""
+        scores = self.of_targets(result)
+        return ScoreTable(
+            result.report.rows,
+            self.level,
+            {name: scores[name].r2 for name in self.y.numeric},
+            {text: scores[text].mse for text in self.events},
+            {text: scores[text].r2 for text in self.events},
+            result.crps.get("law"),
+            result.coverage.get("law", {}),
+            result.labels.get("law", {}),
+            width=result.width.get("law", {}),
+            interval_score=result.interval_score.get("law", {}),
+            pinball=result.pinball.get("law", {}),
+            calibration_error=result.calibration_error.get("law", {}),
+            energy_score=result.energy_score.get("law"),
+            log_score=result.log_score.get("law"),
+        )
+
+    def of_targets(self, result: ScoreReport) -> dict[str, Scores]:
+        """Those of means of columns and of probabilities of events."""
+        return result.scores.get("model", result.scores.get("law", {}))
+
+
 @with_run_options
 def score(
     model: Any,
@@ -158,7 +230,8 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding; of classifiers the probabilities of labels are scored.
+        mean embedding; of classifiers the probabilities of labels are scored. Rows that lack a
+        value are left out, or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
@@ -189,17 +262,33 @@ def score(
     ResourceError
         If the memory does not suffice.
     """
-    fitted = getattr(model, "model_", model)
     options = options_of(keywords, PassKeywords)
     executor = options.executor()
+    scoring = scoring_of(model, X, Y, weights, events, level, levels, log_score)
+    with listening(options.progress) as listener:
+        return scoring.table(scoring.run(executor, listener))
+
+
+def scoring_of(
+    model: Any,
+    X: Any,
+    Y: Any,
+    weights: Any,
+    events: Sequence[str],
+    level: float,
+    levels: Sequence[float],
+    log_score: bool,
+) -> Scoring:
+    """What :func:`score` does with these arguments; it raises the same errors."""
+    fitted = getattr(model, "model_", model)
     classifier = classifier_of(fitted)
     if classifier is not None:
         if events or log_score:
             raise DataError(
                 "of a classifier the labels alone are scored: leave events and log_score out"
             )
-        with listening(options.progress) as listener:
-            return _score_labels(classifier, X, Y, weights, level, executor, listener)
+        sample = classifier.sample(X, Y, weights)
+        return classifier.scoring(sample, level)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
             "score takes a fitted joint distribution, conditional mean embedding or classifier, "
@@ -236,32 +325,8 @@ def score(
         raise DataError("scores need rows of x and of y: give Y, or a store that holds both")
     targets = (*y.numeric, *texts)
     prediction = Prediction(targets, _Predicted(fitted, y.numeric, texts))
-    with listening(options.progress) as listener:
-        result = score_pass(
-            sample,
-            {"model": prediction} if targets else {},
-            executor,
-            functions=functions,
-            laws=laws,
-            progress=listener,
-        )
-    scores = result.scores.get("model", {})
-    return ScoreTable(
-        result.report.rows,
-        level,
-        {name: scores[name].r2 for name in y.numeric},
-        {text: scores[text].mse for text in texts},
-        {text: scores[text].r2 for text in texts},
-        result.crps.get("law"),
-        result.coverage.get("law", {}),
-        result.labels.get("law", {}),
-        width=result.width.get("law", {}),
-        interval_score=result.interval_score.get("law", {}),
-        pinball=result.pinball.get("law", {}),
-        calibration_error=result.calibration_error.get("law", {}),
-        energy_score=result.energy_score.get("law"),
-        log_score=result.log_score.get("law"),
-    )
+    predictions = {"model": prediction} if targets else {}
+    return Scoring(fitted, sample, y, texts, predictions, laws, functions, level)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +368,12 @@ class Classifier:
             labels=True,
         )
 
+    def scoring(self, sample: Sample, level: float) -> Scoring:
+        """The scores of its probabilities on the rows of :meth:`sample`: each label an event."""
+        mine = replace(self, y=sample.columns[1])
+        events = mine.events
+        return Scoring(self.model, sample, mine.y, (*events,), {}, {"law": mine.law}, events, level)
+
     def _at(self, x: Array) -> Any:
         return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
 
@@ -324,25 +395,29 @@ class Classifier:
                     f"the y of {sample.location} is no column of the labels "
                     f"{', '.join(map(str, self.labels))}"
                 )
-            return sample.select(self.variable.columns.names, None)
+            columns = self.variable.columns
+            return like_fit(sample.select(columns.given.names, None), self.model, columns)
         if is_out_of_core(Y):
             raise DataError("labels in chunks are scored from a store: give labels in memory")
+        x, missing = self.variable.columns.given, "missing" in self.model.about
         if not is_out_of_core(X):
-            X = query_points(X, self.variable, "X")
+            X, x = query_points(X, self.variable, "X", missing=missing), self.variable.columns
         known = {label: float(code) for code, label in enumerate(self.labels)}
-        labels, places = np.unique(np.asarray(Y).ravel(), return_inverse=True)
+        given = np.asarray(Y).ravel()
+        seen = ~missing_labels(given) if missing else slice(None)
+        labels, places = np.unique(given[seen], return_inverse=True)
         unknown = [label for label in labels.tolist() if label not in known]
         if unknown:
             listed = ", ".join(map(str, self.labels))
             raise DataError(f"unknown label {unknown[0]!r}: the model's are {listed}")
-        codes = np.array([known[label] for label in labels.tolist()])[places]
+        codes = np.full(len(given), np.nan)
+        codes[seen] = np.array([known[label] for label in labels.tolist()])[places]
         sample = open_sample(X, codes, weights=weights)
-        x = self.variable.columns
         if len(sample.columns[0].names) != len(x.names):
             raise DataError(
                 f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
             )
-        return replace(sample, columns=(x, self.y))
+        return like_fit(replace(sample, columns=(x, self.y)), self.model, self.variable.columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,33 +447,6 @@ def classifier_of(model: Any) -> Classifier | None:
     return None
 
 
-def _score_labels(
-    classifier: Classifier,
-    X: Any,
-    Y: Any,
-    weights: Any,
-    level: float,
-    executor: Executor,
-    listener: Listener | None,
-) -> ScoreTable:
-    """Scores of class probabilities, each label an event."""
-    sample = classifier.sample(X, Y, weights)
-    classifier = replace(classifier, y=sample.columns[1])
-    events, laws = classifier.events, {"law": classifier.law}
-    result = score_pass(sample, {}, executor, functions=events, laws=laws, progress=listener)
-    scores = result.scores["law"]
-    return ScoreTable(
-        result.report.rows,
-        level,
-        {},
-        {text: scores[text].mse for text in events},
-        {text: scores[text].r2 for text in events},
-        None,
-        {},
-        result.labels["law"],
-    )
-
-
 def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
     """Rows of x, or of x and y, with the columns of the model and with its codes of labels.
 
@@ -409,11 +457,13 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     """
     ours: tuple[Columns, ...] = (model.x.columns, model.y.columns)
     if not is_out_of_core(X) and not is_out_of_core(Y):
-        y = None if Y is None else query_points(Y, model.y, "Y")
-        sample = open_sample(query_points(X, model.x, "X"), y, weights=weights)
-        return replace(sample, columns=ours[: len(sample.columns)])
+        missing = "missing" in model.about
+        y = None if Y is None else query_points(Y, model.y, "Y", missing=missing)
+        x = query_points(X, model.x, "X", missing=missing)
+        sample = open_sample(x, y, weights=weights)
+        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model, ours[0])
     sample = open_sample(X, Y, weights=weights)
-    ours = ours[: len(sample.columns)]
+    ours = (model.x.columns.given, model.y.columns)[: len(sample.columns)]
     named = [
         None if columns.names == Columns.default(key, len(columns.names)).names else each.names
         for key, columns, each in zip("xy", sample.columns, ours, strict=False)
@@ -431,4 +481,12 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
                     "the model: give the store that it was fitted on, or one with its labels"
                 )
-    return replace(sample, columns=ours)
+    return like_fit(replace(sample, columns=ours), model, model.x.columns)
+
+
+def like_fit(sample: Sample, model: Any, columns: Columns) -> Sample:
+    """The sample with missing values of x filled in and rows left out, as the fit of a model did.
+
+    ``columns`` are those of the model's x.
+    """
+    return completed(sample, columns) if "missing" in model.about else sample

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast
 
 import numpy as np
 
-from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.columns import Columns, check_finite, check_points
+from cme_dask.data.missing import Completion
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
@@ -68,23 +69,24 @@ def given_rows(
         If a store is damaged.
     """
     sample = open_sample(values, storage_options=storage_options)
+    expected = variable.columns.given
     which = 1 if reverse and len(sample.sources) == 2 else 0
-    source, columns, names = sample.sources[which], sample.columns[which], variable.columns.names
+    source, columns, names = sample.sources[which], sample.columns[which], expected.names
     default = columns.names == Columns.default("xy"[which], len(columns.names)).names
     # Arrays have no names of their own: of these all columns are taken, as in memory.
     unnamed = default and sample.location == "memory"
     if not unnamed and (not default or set(names) <= set(columns.names)):
         where = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
-        positions = columns.positions_of(variable.columns, where)
+        positions = columns.positions_of(expected, where)
         columns = columns.only([columns.names[place] for place in positions])
         source = source.pick(positions)
     if len(columns.names) != len(names):
         raise DataError(
             f"{sample.location} has {len(columns.names)} columns, the model's are "
-            f"{variable.columns.listed()}"
+            f"{expected.listed()}"
         )
     for name, label in zip(names, columns.names, strict=True):
-        theirs, ours = columns.categories.get(label), variable.columns.categories.get(name)
+        theirs, ours = columns.categories.get(label), expected.categories.get(name)
         if theirs is None or ours == theirs:
             continue
         if ours is None or not is_dask_frame(values):
@@ -93,7 +95,15 @@ def given_rows(
                 "model: ask it for the store that it was fitted on, or a part of that"
             )
         source = _recoded(source, variable, name, theirs)
-    return Sample((source,), (variable.columns,), location=sample.location, part=sample.part)
+    if variable.columns.imputation is not None:
+        source = source.map(Completion(variable.columns), len(variable.columns.names))
+    return Sample(
+        (source,),
+        (variable.columns,),
+        location=sample.location,
+        part=sample.part,
+        dropping=sample.dropping,
+    )
 
 
 def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, ...]) -> RowSource:
@@ -385,7 +395,7 @@ class _Query:
     def answer(self, rows: Array, first: int) -> Any:
         d = len(self.columns.names)
         given, paired = np.ascontiguousarray(rows[:, :d]), rows[:, d:]
-        check_finite(given, self.columns.names, first)
+        check_points(given, self.columns, first)
         points, arguments = {"Y" if self.reverse else "X": given}, dict(self.arguments)
         if self.functions is None:
             return getattr(self.model, self.method)(**points, **arguments)

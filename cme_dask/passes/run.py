@@ -24,6 +24,7 @@ from cme_dask.numerics.reduction import (
     BadValues,
     Cost,
     Extent,
+    Filled,
     MemoryPlan,
     Reduction,
     RowRange,
@@ -33,7 +34,7 @@ from cme_dask.numerics.reduction import (
     reduce_strips,
     strip_length,
 )
-from cme_dask.numerics.rows import BadValueCounts, Counts
+from cme_dask.numerics.rows import BadValueCounts, Counts, MissingCounts, MissingValues
 from cme_dask.passes.checkpoint import (
     PassSums,
     block_rows,
@@ -79,6 +80,9 @@ class PassReport(NamedTuple):
         Predicted peak and limit.
     resumed_strips
         Strips of this and all earlier passes of the run that a checkpoint knew.
+    missing
+        Rows that the pass left out since they lack a value, and the missing values by column; None
+        where missing values are an error.
     """
 
     rows: int
@@ -89,6 +93,7 @@ class PassReport(NamedTuple):
     tenths: tuple[float, ...]
     memory: MemoryPlan
     resumed_strips: int = 0
+    missing: MissingValues | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -140,7 +145,7 @@ def run_pass(
     ------
     DataError
         On NaN, infinity or unusable weights, with the columns and the first rows; or if no row
-        belongs to the part.
+        belongs to the part. NaN are no error where the sample leaves out rows that lack a value.
     StoreError
         On damaged chunks, or a checkpoint of another run.
     ResourceError
@@ -153,6 +158,9 @@ def run_pass(
             raise DataError(f"{one.name!r} writes chunks: give it a pass of its own")
     if not sample.n_rows:
         raise empty_part(sample)
+    asked, n_asked = reductions, len(reductions)
+    if sample.dropping:
+        reductions = [*reductions, MissingCounts()]
     name, chunk_rows = reductions[0].name, reductions[0].chunk_rows
     sample = sample.for_folds(max(one.n_folds for one in reductions))
     extent = extent_of(sample, executor, reductions[0].strip_rows)
@@ -182,8 +190,9 @@ def run_pass(
     except BadValues:
         count_bad_values(named or sample, executor)
         raise
+    missing = missing_values(sample, totals[-1]) if sample.dropping else None
     if not rows:
-        raise empty_part(sample)
+        raise empty_part(sample, missing)
     seconds = time.perf_counter() - begin
     # Tasks that run side by side end side by side: one mark per round of them is smooth.
     ends, times = zip(
@@ -201,8 +210,9 @@ def run_pass(
         tenths=tuple(np.diff(edges).tolist()),
         memory=memory,
         resumed_strips=0 if executor.checkpoint is None else executor.checkpoint.resumed_strips,
+        missing=missing,
     )
-    pairs = zip(reductions, totals, strict=True)
+    pairs = zip(asked, totals[:n_asked], strict=True)
     return tuple(one.finalize(total) for one, total in pairs), report
 
 
@@ -236,6 +246,10 @@ class Pass:
         Global index of the first row of the sources.
     index
         The rows that are read, ascending, shape (k,); None for all.
+    dropping
+        Whether rows that lack a value are left out.
+    filled
+        Where missing values of x have been filled in.
     device
         Where tasks compute; None for the host.
     sums
@@ -252,6 +266,8 @@ class Pass:
     residuals: "Residuals | BesideResiduals | None"
     first_row: int
     index: Array | None = None
+    dropping: bool = False
+    filled: tuple[Filled, ...] = ()
     device: Device | None = None
     sums: PassSums | None = None
 
@@ -277,6 +293,8 @@ class Pass:
             sample.residuals,
             sample.first_row,
             index,
+            sample.dropping,
+            sample.filled,
             executor.device if on_device else None,
         )
 
@@ -309,7 +327,8 @@ class Pass:
                 blocks = ahead(blocks)
         for rows, *arrays in blocks:
             first = self.variables + self.weighted
-            columns = (array[:, 0] for array in arrays[first:])
+            beside = first + len(self.units)
+            columns = (array[:, 0] for array in arrays[first:beside])
             units = dict(zip(self.units, columns, strict=True))
             weights = arrays[self.variables][:, 0] if self.weighted else None
             parts = tuple(arrays[: self.variables])
@@ -318,7 +337,11 @@ class Pass:
                 selected = self.part.selects(rows, units)  # a part is one of its table
                 for values in units.values():
                     selected |= ~np.isfinite(values)  # of no part: selected to be refused
-                strip = strip if selected.all() else strip.only(selected)
+                if not selected.all():
+                    strip = strip.only(selected)
+                    arrays = [array[selected] for array in arrays]
+            if self.dropping:
+                strip = strip.without_missing(*arrays[beside:], filled=self.filled)
             if self.residuals is not None:
                 folds = strip.folds(self.residuals.n_folds)
                 strip = replace(strip, parts=self.residuals(strip.parts, folds))
@@ -329,11 +352,32 @@ class Pass:
             yield strip
 
 
-def empty_part(sample: Sample) -> DataError:
+def missing_values(sample: Sample, counts: Array) -> MissingValues:
+    """What a pass counted, by the names of its columns."""
+    names = [name for columns in sample.columns for name in columns.names]
+    names += [*(["weights"] if sample.weights is not None else []), *sample.units]
+    columns = {name: int(count) for name, count in zip(names, counts[1:], strict=True) if count}
+    return MissingValues(int(counts[0]), columns)
+
+
+def empty_part(sample: Sample, missing: MissingValues | None = None) -> DataError:
     """The error on a sample none of whose rows count."""
+    if missing is not None and missing.dropped:
+        return all_missing(missing)
     if sample.part is None:
         return DataError("there are no rows: at least one is needed")
     return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
+
+
+def all_missing(missing: MissingValues | None = None) -> DataError:
+    """The error on a sample nearly all of whose rows lack a value."""
+    counts = {} if missing is None else missing.columns
+    each = ", ".join(f"{name!r} {count:,}" for name, count in counts.items())
+    return DataError(
+        f"{'nearly all' if missing is None else f'all {missing.dropped:,}'} rows that were read "
+        f"lack a value{f' ({each})' if each else ''}: leave out the columns that are nearly always "
+        "missing"
+    )
 
 
 def _reduce(shared: Pass, run: RowRange, given: tuple[RowSource, ...] | None) -> Summed:
@@ -431,7 +475,7 @@ def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent
         chunk_rows=max(source.chunk_rows or 0 for source in reads),
         in_memory=n * sum(source.row_bytes for source in reads if source.in_memory),
         materialised=any(source.held_whole(executor.shares_memory) for source in reads),
-        selected=sample.part is not None,
+        selected=sample.part is not None or sample.dropping,
         columns_read=sum(source.columns_read for source in reads),
         device_memory=executor.device_memory,
     )

@@ -220,13 +220,15 @@ def is_chunked(y: Any) -> bool:
     return isinstance(y, zarr.Array) or hasattr(y, "dask")
 
 
-def coded(y: Any) -> tuple[Array, Array]:
+def coded(y: Any, *, missing: bool = False) -> tuple[Array, Array]:
     """The distinct labels, ascending, and the code of each row as a lazy Dask array, shape (n,).
 
     Parameters
     ----------
     y
         Labels, Dask or Zarr array of shape (n,) or (n, 1).
+    missing
+        Whether labels may be missing, None or NaN; their codes are NaN.
 
     Raises
     ------
@@ -247,7 +249,8 @@ def coded(y: Any) -> tuple[Array, Array]:
         labels = labels[:, 0]
     if labels.ndim != 1:
         raise DataError(f"labels must have shape (n,), got {labels.shape}")
-    classes = np.asarray(da.unique(labels).compute())
+    known = labels.map_blocks(_known_labels) if missing and labels.dtype.kind in "fO" else labels
+    classes = np.asarray(da.unique(known).compute())
     if classes.dtype.kind == "f" and not (classes == np.floor(classes)).all():
         raise DataError(f"labels must be whole numbers or texts, y holds {classes[:3].tolist()}")
     if len(classes) > _MOST:
@@ -275,7 +278,18 @@ class _Texts:
 
 
 def _codes_labels(block: Array, classes: Array) -> Array:
-    return np.searchsorted(classes, block).astype(np.float64)
+    known = _is_label(block)
+    codes = np.full(block.shape, np.nan)
+    codes[known] = np.searchsorted(classes, block[known])
+    return codes
+
+
+def _known_labels(block: Array) -> Array:
+    return block[_is_label(block)]
+
+
+def _is_label(block: Array) -> Array:
+    return ~((block != block) | (block == None)).astype(bool)  # noqa: E711 - elementwise
 
 
 _LABELS_OR_TIMES = "OUTmM"
