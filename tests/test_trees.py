@@ -209,8 +209,9 @@ def test_several_columns_of_y_have_trees():
 
 
 def test_names_of_trees_are_known():
-    for bad in (("oaks",), "forest", ["forest"]):
-        with pytest.raises(DataError, match="trees must be a tuple"):
+    assert Tuning(trees=["forest"]).trees == ("forest",)
+    for bad in (("oaks",), "forest", 3):
+        with pytest.raises(DataError, match="trees must be a list"):
             Tuning(trees=bad)
 
 
@@ -237,5 +238,5 @@ def test_damaged_trees_are_refused(change):
     prefix = "residual_location_"
     change({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
     state.arrays.update(arrays)
-    with pytest.raises(StoreError, match="damaged|finite"):
+    with pytest.raises(StoreError, match=r"damaged|finite"):
         JointModel.from_state(state)

@@ -86,8 +86,10 @@ class Tuning:
             raise DataError(
                 f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}"
             )
-        if not isinstance(self.trees, tuple) or set(self.trees) - set(TREES):
-            raise DataError(f"trees must be a tuple of names among {TREES}, got {self.trees!r}")
+        names: Any = self.trees
+        if isinstance(names, str) or not isinstance(names, Sequence) or set(names) - set(TREES):
+            raise DataError(f"trees must be a list of names among {TREES}, got {names!r}")
+        object.__setattr__(self, "trees", tuple(names))
         least = {"rows": 50, "max_rank": 2, "evaluations": 0, "finalists": 1, "averaged": 1}
         for name, low in least.items():
             value = getattr(self, name)

@@ -32,7 +32,7 @@ _LEAF = 10  # rows of a leaf of boosting, at least
 _FOREST = 100  # trees
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
-_FAR = 1.2  # times the least error on few rows: too far behind to be tried on more
+_FAR = 1.15  # times the least error on few rows: too far behind to be tried on more
 _BETTER = 0.99  # times the error of a ridge regression: clearly better
 
 
