@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cme_dask.data.store import check_output
+from cme_dask.data.atomic import Kind, check_apart, check_output, of_format, recover
 from cme_dask.errors import CmeDaskError, DataError, ResourceError
 
 if TYPE_CHECKING:
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 # The folder that all outputs of a job go to
 
 
-def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
+def prepare_folder(
+    folder: Path,
+    names: Iterable[str],
+    overwrite: bool,
+    kinds: Mapping[str, Kind] | None = None,
+    beside: Mapping[str, Path | None] | None = None,
+) -> None:
     """Make the folder, or refuse it before any work.
 
     Parameters
@@ -30,6 +36,10 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
         Of the outputs in it.
     overwrite
         Whether outputs may replace earlier ones.
+    kinds
+        What the outputs are, by name; default files of the format that the name says.
+    beside
+        Other outputs, by what they are called, which may not lie in the place of these.
 
     Raises
     ------
@@ -38,21 +48,25 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
     ResourceError
         If the folder can't be written to.
     """
+    names, kinds = tuple(names), kinds or {}
+    check_apart({**{f"the output {name}": folder / name for name in names}, **(beside or {})})
     if not folder.exists():
-        check_output(folder, overwrite=False)
+        check_output(folder, Kind("folder", Path.is_dir), overwrite=False)
         folder.mkdir()
     if not folder.is_dir():
         raise DataError(f"{folder} is a file, the outputs need a folder: choose another (--out)")
     if not os.access(folder, os.W_OK):
         raise ResourceError(f"{folder} can't be written to: check its permissions")
-    existing = [name for name in names if (folder / name).exists()]
+    for name in names:
+        recover(folder / name)
+    existing = [name for name in names if os.path.lexists(folder / name)]
     if existing and not overwrite:
         raise DataError(
             f"{folder} already holds {', '.join(existing)}: choose another folder (--out) or "
             "replace them (--overwrite)"
         )
     for name in existing:
-        check_output(folder / name, overwrite=True)
+        check_output(folder / name, kinds.get(name, of_format(name)), overwrite=True)
 
 
 # The checkpoint of a command: begun, resumed, and removed when the output is complete

@@ -76,7 +76,7 @@ def drift(
     model expects of the new x. STORE may hold x alone.
     """
     from cme_dask.cli.progress import ProgressLines
-    from cme_dask.data.store import check_output, disk_errors, writing
+    from cme_dask.data.atomic import PICTURE, check_output, disk_errors, writing
     from cme_dask.errors import DataError
     from cme_dask.estimators.drift import drift_report
     from cme_dask.models import load
@@ -85,7 +85,7 @@ def drift(
     if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
     if picture is not None:
-        check_output(picture, overwrite)
+        check_output(picture, PICTURE, overwrite)
     law = load(model)
     fold_by = given.get("fold_by", law.about.get("fold_by", "rows"))
     sample = open_sample(store).fold_by(fold_by)
@@ -99,10 +99,10 @@ def drift(
             **options,
             **compute.place(scheduler),
         )
+        if picture is not None:
+            with writing(picture, PICTURE, overwrite=overwrite) as aside, disk_errors(picture):
+                report.plot(aside)
         checkpoint.finish()
-    if picture is not None:
-        with writing(picture, overwrite=overwrite) as aside, disk_errors(picture):
-            report.plot(aside)
     result = {"model": model, "store": store, "fold_by": fold_by, **report.to_dict()}
     result["picture"] = None if picture is None else str(picture)
     return result, _tables(result)

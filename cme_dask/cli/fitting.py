@@ -1,6 +1,5 @@
 """The work of the commands that fit: laws, features, searches, more rows, merged models."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,18 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.cli.schema import FitSection
 from cme_dask.constraints import parse
+from cme_dask.data import model_file, writer
+from cme_dask.data.atomic import (
+    PICTURE,
+    check_output,
+    disk_errors,
+    json_file,
+    withdraw,
+    write_json,
+    writing,
+)
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.display import missing_lines
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
@@ -267,7 +275,7 @@ def fit_and_save(
 
     A shard makes no model: its description says which share it has computed.
     """
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     sample = rows.open(options)
     checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
@@ -317,7 +325,7 @@ def fit_features(
     checkpoint: CheckpointOptions,
 ) -> Result:
     """Fit features of the x of a store, save them, and describe the fit."""
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     if checkpoint.shard is not None:
         raise DataError("shards are for `cme-dask fit`: leave out --shard")
     sample = open_sample(store, x_columns=x)
@@ -360,7 +368,7 @@ def transform_store(
     overwrite: bool,
 ) -> Result:
     """Write the features of the rows of a store to a new store, and describe the result."""
-    check_output(out, overwrite)
+    check_output(out, writer.OUTPUT, overwrite)
     features = PivotedCholesky.load(model)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
         report = features.transform_store(
@@ -398,6 +406,9 @@ def transform_store(
 
 
 OUTPUTS = {"model": "model.zarr", "trace": "tuning.json", "picture": "tuning.png"}
+TRACE = json_file("search for kernels")
+
+_KINDS = {"model.zarr": model_file.OUTPUT, "tuning.json": TRACE, "tuning.png": PICTURE}
 
 
 def tune(
@@ -416,7 +427,7 @@ def tune(
     """
     if None not in (options.kernel_x, options.kernel_y):
         raise DataError("both kernels are given: there is nothing to tune")
-    prepare_folder(out, OUTPUTS.values(), overwrite)
+    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, {"--report": compute.report})
     paths = {key: out / name for key, name in OUTPUTS.items()}
     sample = rows.open(options)
     with ProgressLines() as progress, compute.open() as scheduler:
@@ -427,8 +438,7 @@ def tune(
         result = {"store": sample.location, **fit, "tuning": tuning}
         result["outputs"] = {key: str(path) for key, path in paths.items()}
         result["outputs"]["picture"] = draw(result, paths["picture"], overwrite, progress)
-    with writing(paths["trace"], overwrite=overwrite) as aside, disk_errors(paths["trace"]):
-        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+    write_json(paths["trace"], TRACE, result, overwrite=overwrite)
     return result
 
 
@@ -436,11 +446,10 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
     """The picture of a search, where it can be drawn."""
     if not drawing.available():
         progress.say(f"no picture: {drawing.MISSING}")
-        with disk_errors(path):
-            path.unlink(missing_ok=True)  # a picture of an earlier run would be wrong
+        withdraw(path, PICTURE)  # that of an earlier run would be wrong
         return None
     names = [name for key in "xy" for name in result["variables"][key]["columns"]]
-    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+    with writing(path, PICTURE, overwrite=overwrite) as aside, disk_errors(path):
         tuning_picture(result["tuning"], names, aside)
     return str(path)
 
@@ -482,7 +491,7 @@ def grow_model(
     DataError, StoreError, ResourceError, ConvergenceError
         As ``partial_fit``; and if the model has functions other than events.
     """
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     earlier = load_only(JointModel, model)
     sample = open_sample(store)
     with ProgressLines() as progress, compute.open() as scheduler:
@@ -531,6 +540,6 @@ def merge_models(models: Sequence[str], out: Path, overwrite: bool) -> dict[str,
     """
     if len(models) < 2:
         raise DataError(f"merging takes at least two models, got {len(models)}")
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     merge(models).save(out, overwrite=overwrite)
     return {"merged": list(models), **describe(str(out))}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import TaskID
 
-from cme_dask.data.store import disk_errors
+from cme_dask.data.atomic import disk_errors
 from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
 
 if TYPE_CHECKING:

@@ -6,22 +6,23 @@ from typing import Any
 
 import zarr
 
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored, writing
 from cme_dask.data.store import (
-    ATTRIBUTE,
-    disk_errors,
     is_listing,
     open_zarr,
     read_array,
     read_attribute,
     sealed,
     write_array,
-    writing,
 )
 from cme_dask.errors import StoreError
 
 Array = Any
 
 KIND, SCHEMA_VERSION = "model", 2
+
+OUTPUT = stored(KIND)
+"""What a saved model is, among outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ def write_model(
     ResourceError
         If the disk is full or read-only.
     """
-    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+    with writing(path, OUTPUT, overwrite=overwrite) as aside, disk_errors(path):
         group = zarr.open_group(str(aside), mode="w", zarr_format=3)
         group.attrs[ATTRIBUTE] = sealed(
             {

@@ -17,9 +17,9 @@ from threadpoolctl import threadpool_limits
 
 from cme_dask import __version__
 from cme_dask.config import LEVELS
+from cme_dask.data.atomic import disk_errors
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource, RowSource
-from cme_dask.data.store import disk_errors
 from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, switch
 from cme_dask.estimators.peers import Method, Training, chosen_methods
 from cme_dask.passes.driver import RunOptions

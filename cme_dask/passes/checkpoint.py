@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -26,10 +27,9 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.config import VARIABLES
-from cme_dask.data.checkpoint import locked
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, locked, remove
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.cluster import user_modules
@@ -38,6 +38,11 @@ KIND, SCHEMA_VERSION = "checkpoint", 5
 
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
+_OURS = re.compile(
+    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|{_SIGN}-[0-9a-f]+|\.seen-[0-9a-f]+"
+    r"|pass-\d{3}|\.?[a-z]+-\d{9}(\.[0-9a-f]{8})?"
+)
+"""Names of what a run writes into the folder of its checkpoint."""
 
 
 def block_rows(n: int, chunk_rows: int) -> int:
@@ -359,7 +364,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint that nobody holds.
+    """Remove a checkpoint that nobody holds, and nothing else that lies in its folder.
 
     Raises
     ------
@@ -374,7 +379,13 @@ def discard(folder: Path) -> None:
             # Renamed first: nobody may take the lock of a folder that is half gone.
             trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
             folder.rename(trash)
-            shutil.rmtree(trash, ignore_errors=True)
+            for path in trash.iterdir():
+                if _OURS.fullmatch(path.name):
+                    remove(path)
+            try:
+                trash.rmdir()
+            except OSError:  # others put something into it
+                trash.rename(folder)
         finally:
             os.close(descriptor)
 
