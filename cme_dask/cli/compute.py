@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cme_dask.data import model_file
 from cme_dask.data.atomic import Kind, check_apart, check_output, of_format, recover
 from cme_dask.errors import CmeDaskError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cme_dask.data.sample import Sample
     from cme_dask.passes.cluster import Scheduler
 
 
@@ -79,9 +81,10 @@ class CheckpointOptions:
     Parameters
     ----------
     folder
-        Of the checkpoint, which all workers share; None for none.
+        Of the checkpoint, which all workers share; None for none. A run that is saved there is
+        continued, else one begins.
     resume
-        Whether to continue the run that is saved there.
+        Says the same; only for scripts that say it.
     shard
         (i, k): compute only the i-th of k shares into it.
     """
@@ -90,34 +93,43 @@ class CheckpointOptions:
     resume: bool = False
     shard: tuple[int, int] | None = None
 
-    def prepare(self, overwrite: bool) -> None:
-        """Refuse or remove an earlier run, before any work is done.
+    def check(self, *, shards: bool = False) -> None:
+        """Refuse options that contradict each other; DataError.
 
-        Raises
-        ------
-        DataError
-            If options contradict each other, there is nothing to resume, or an interrupted run
-            would be lost without ``resume`` or ``overwrite``.
+        Parameters
+        ----------
+        shards
+            Whether the command can be divided into shares.
         """
-        from cme_dask.passes.checkpoint import discard, is_checkpoint
+        if self.folder is None and (self.resume or self.shard is not None):
+            raise DataError("--resume and --shard need --checkpoint, the folder of the run")
+        if self.shard is not None and not shards:
+            raise DataError("shards are for `cme-dask fit`: leave out --shard")
+
+    def run_of(self, command: str, depends_on: "Mapping[str, Any]", sample: "Sample") -> str | None:
+        """A fingerprint of the run, for its output; None without a checkpoint.
+
+        Parameters
+        ----------
+        command
+            Its name.
+        depends_on
+            Its options, but for where it runs.
+        sample
+            The rows.
+        """
+        from cme_dask.passes.checkpoint import about_run, token_of
 
         if self.folder is None:
-            if self.resume or self.shard is not None:
-                raise DataError("--resume and --shard need --checkpoint, the folder of the run")
-            return
-        there = self.folder.is_dir() and is_checkpoint(self.folder)
-        if self.resume or self.shard is not None:
-            if self.resume and not there:
-                raise DataError(
-                    f"{self.folder} holds no checkpoint to resume: leave out --resume to begin"
-                )
-        elif there and overwrite:
-            discard(self.folder)
-        elif there:
-            raise DataError(
-                f"an interrupted run lies in {self.folder}: --resume continues it, --overwrite "
-                "starts again"
-            )
+            return None
+        return token_of(about_run(f"cme-dask {command}", depends_on, sample), command)
+
+    def is_complete(self, out: Path, run: str | None) -> bool:
+        """Whether an output is that of this run already: then the checkpoint has done its work."""
+        if run is None or not os.path.lexists(out) or model_file.run_of(out) != run:
+            return False
+        self.finish()
+        return True
 
     def finish(self) -> None:
         """Remove the checkpoint once the output is complete."""

@@ -77,19 +77,16 @@ def drift(
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.atomic import PICTURE, check_output, disk_errors, writing
-    from cme_dask.errors import DataError
     from cme_dask.estimators.drift import drift_report
     from cme_dask.models import load
     from cme_dask.passes.sources import open_sample
 
-    if checkpoint.shard is not None:
-        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    checkpoint.check()
     if picture is not None:
         check_output(picture, PICTURE, overwrite)
     law = load(model)
     fold_by = given.get("fold_by", law.about.get("fold_by", "rows"))
     sample = open_sample(store).fold_by(fold_by)
-    checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         report = drift_report(
             law,

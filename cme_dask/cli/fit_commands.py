@@ -37,7 +37,7 @@ from cme_dask.config import TOL
         "cme-dask fit s.zarr --out m.zarr --kernel-x gaussian:TEMP=8,DEWP=10 --kernel-y laplace:30",
         "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
-        "cme-dask fit s.zarr --out m.zarr --checkpoint run --resume",
+        "cme-dask fit s.zarr --out m.zarr --checkpoint run",
     ),
 )
 @click.argument("store")
@@ -124,6 +124,8 @@ def fit(
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     result = fit_and_save(rows, section, compute, out, overwrite, checkpoint)
+    if "complete" in result:
+        return result, tables.model_tables(result)
     return result, [result["shard"]] if "shard" in result else tables.fit_tables(result)
 
 
@@ -202,7 +204,8 @@ def features(
     scales = length_scale if length_scale is None or len(length_scale) > 1 else length_scale[0]
     estimator = PivotedCholesky(None if scales is None else Gaussian(scales), basis=basis, **given)
     result = fit_features(estimator, **options)
-    return result, tables.feature_fit_tables(result)
+    kind = tables.model_tables if "complete" in result else tables.feature_fit_tables
+    return result, kind(result)
 
 
 @cli.command(

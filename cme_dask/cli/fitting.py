@@ -23,6 +23,7 @@ from cme_dask.data.atomic import (
     writing,
 )
 from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import write_model
 from cme_dask.data.sample import Sample
 from cme_dask.display import missing_lines
 from cme_dask.errors import DataError, ShardDone
@@ -273,11 +274,15 @@ def fit_and_save(
 ) -> dict[str, Any]:
     """Fit, save the model, and describe it; an existing output is refused before any work.
 
-    A shard makes no model: its description says which share it has computed.
+    A shard makes no model: its description says which share it has computed. With a checkpoint, a
+    model that the same run has made before is described, and nothing is done.
     """
-    check_output(out, model_file.OUTPUT, overwrite)
+    checkpoint.check(shards=True)
     sample = rows.open(options)
-    checkpoint.prepare(overwrite)
+    run = checkpoint.run_of("fit", {"options": options.model_dump_json()}, sample)
+    if checkpoint.is_complete(out, run):
+        return _complete(sample, out)
+    check_output(out, model_file.OUTPUT, overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         try:
             estimator, memory = fit_sample(
@@ -289,9 +294,16 @@ def fit_and_save(
                 "checkpoint": str(checkpoint.folder),
                 "shard": done.for_command,
             }
-        estimator.save(out, overwrite=overwrite)
+        write_model(out, estimator.model_.to_state(), overwrite=overwrite, run=run)
         checkpoint.finish()
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
+
+
+def _complete(sample: Sample, out: Path) -> dict[str, Any]:
+    """JSON form of an output that an earlier start of the same run has completed."""
+    with ProgressLines() as progress:
+        progress.say(f"{out} is complete: this run has made it before")
+    return {"store": sample.location, "complete": True, **describe(str(out))}
 
 
 def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> dict[str, Any]:
@@ -325,11 +337,12 @@ def fit_features(
     checkpoint: CheckpointOptions,
 ) -> Result:
     """Fit features of the x of a store, save them, and describe the fit."""
-    check_output(out, model_file.OUTPUT, overwrite)
-    if checkpoint.shard is not None:
-        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    checkpoint.check()
     sample = open_sample(store, x_columns=x)
-    checkpoint.prepare(overwrite)
+    run = checkpoint.run_of("features", estimator.get_params(), sample)
+    if checkpoint.is_complete(out, run):
+        return _complete(sample, out)
+    check_output(out, model_file.OUTPUT, overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory(scheduler) as memory:
             estimator.fit(
@@ -338,7 +351,7 @@ def fit_features(
                 checkpoint=checkpoint.folder,
                 **compute.place(scheduler),
             )
-        estimator.save(out, overwrite=overwrite)
+        write_model(out, estimator.model_.to_state(), overwrite=overwrite, run=run)
         checkpoint.finish()
         report = estimator.report_
         progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")

@@ -300,17 +300,16 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             "--checkpoint",
             type=output,
             metavar="DIR",
-            help="Folder, shared by all workers, for partial sums until the output is complete.",
+            help="Folder, shared by all workers, for partial sums until the output is complete. "
+            "After an interruption, repeat the same command.",
         ),
-        click.option(
-            "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."
-        ),
+        click.option("--resume", is_flag=True, hidden=True),  # which --checkpoint does by itself
         click.option(
             "--shard",
             type=share,
             metavar="I/K",
             help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
-            "with --resume instead then adds them up.",
+            "without --shard then adds them up.",
         ),
     )
     return folder(checkpointing)  # type: ignore[no-any-return]

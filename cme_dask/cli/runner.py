@@ -134,6 +134,7 @@ def _ingest(
         [file if "://" in file else str(data / file) for file in section.files],
         path,
         **section.model_dump(exclude={"files"}),
+        resume=True,
         overwrite=overwrite,
         progress=progress.ingest,
     )

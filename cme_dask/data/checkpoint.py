@@ -93,6 +93,8 @@ class ResumableOutput:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._state is not None:
+            error.add_note(self.advice)
         try:
             if self._state is None:
                 self._clear()
@@ -106,16 +108,36 @@ class ResumableOutput:
             remove(trash)  # of one who was cut off while clearing up
         there = path.exists() and self.store.exists()  # or it was published just before the end
         if there and self._resume:
-            return _read(path)
+            try:
+                return _read(path)
+            except DataError:
+                if not self._overwrite:
+                    raise
         if there and not self._overwrite:
             raise DataError(
                 f"an interrupted ingest of {self._target} lies in {self._folder}: "
                 f"{switch('resume')} continues it, {switch('overwrite')} starts again"
             )
-        for name in os.listdir(self._folder):  # without a state nothing of it is of use
+        self._empty()  # without a state nothing of it is of use
+        return None
+
+    @property
+    def advice(self) -> str:
+        """How to go on after an interruption."""
+        how = "the same again" if self._resume else switch("resume")
+        return f"what was read is kept: {how} continues"
+
+    def restart(self) -> bool:
+        """Drop the interrupted work if an output may be overwritten; whether it was dropped."""
+        if self._overwrite:
+            self._state = None
+            self._empty()
+        return self._overwrite
+
+    def _empty(self) -> None:
+        for name in os.listdir(self._folder):
             if name != _LOCK:
                 remove(self._folder / name)
-        return None
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of the last checkpoint."""

@@ -216,13 +216,18 @@ class Run:
         self._position: dict[str, Any] | None = None
         self._marks: list[str] = []  # fingerprints of the files begun
         resumed = None
+        try:
+            if resumable.state is not None:
+                self._check_same(resumable.state)
+                resumed = resumable.arrays()
+        except DataError:
+            if not resumable.restart():
+                raise
         if (state := resumable.state) is not None:
-            self._check_same(state)
             self._encoder.restore(state["encoder"])
             self._missing, self._rows_read = state["missing"], state["rows_read"]
             self._done, self._position = state["done"], state["position"]
             self._marks = state["marks"]
-            resumed = resumable.arrays()
         self._rows_resumed = self._rows_read
         layout = plan.layout
         self._writer = SampleWriter(
@@ -285,8 +290,7 @@ class Run:
         except CmeDaskError as error:
             if self._resumable.state is None:
                 raise
-            retained = f"what was read is kept: {switch('resume')} continues"
-            raise type(error)(f"{error} ({retained})") from error
+            raise type(error)(f"{error} ({self._resumable.advice})") from error
 
     def _batches(self) -> Iterator[tuple[Source, Decoded]]:
         plan = self._plan
@@ -435,8 +439,8 @@ def ingest(
         Go on with an interrupted ingestion of the same files to the same output; the result is the
         same, byte for byte. Without one it starts from the beginning.
     overwrite
-        Replace an earlier output when the new one is whole. Unless ``resume`` is given as well, an
-        interrupted ingestion is dropped.
+        Replace an earlier output when the new one is whole. An interrupted ingestion is dropped
+        unless ``resume`` is given as well and it is of the same arguments and files.
     storage_options
         Of the URLs' fsspec file system.
     block_bytes

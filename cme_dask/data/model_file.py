@@ -48,14 +48,29 @@ class ModelState:
 
 
 def write_model(
-    path: str | os.PathLike[str], state: ModelState, *, overwrite: bool = False
+    path: str | os.PathLike[str],
+    state: ModelState,
+    *,
+    overwrite: bool = False,
+    run: str | None = None,
 ) -> None:
     """Write a model to a local folder, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    state
+        The model.
+    overwrite
+        Whether it may replace an earlier model.
+    run
+        Fingerprint of the run that made it, which :func:`run_of` reads.
 
     Raises
     ------
     DataError
-        If the path exists and ``overwrite`` is not set.
+        If the path exists and ``overwrite`` is not set, or it is no model.
     ResourceError
         If the disk is full or read-only.
     """
@@ -65,11 +80,22 @@ def write_model(
             {
                 "kind": KIND,
                 "schema_version": state.schema_version,
+                **({} if run is None else {"run": run}),
                 "type": state.type,
                 "description": state.description,
                 "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},
             }
         )
+
+
+def run_of(path: str | os.PathLike[str]) -> str | None:
+    """Fingerprint of the run that made the model at a path; None if that is not known."""
+    try:
+        group = open_zarr(path)
+        run = read_attribute(group, KIND, SCHEMA_VERSION, os.fspath(path)).get("run")
+    except StoreError:
+        return None
+    return run if isinstance(run, str) else None
 
 
 def read_model(

@@ -210,7 +210,7 @@ def _check_finished(path: Path) -> None:
             f"{path} is unfinished: it is still being written, or that was interrupted "
             + remedy(
                 "(cme_dask.ingest with resume=True goes on)",
-                "(the same command with --resume goes on)",
+                "(the same command goes on, ingest with --resume)",
             )
         )
 

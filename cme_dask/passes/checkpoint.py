@@ -431,7 +431,8 @@ def _settle(path: Path, manifest: Any, description: dict[str, dict[str, str]]) -
             if was != now:
                 raise StoreError(
                     f"the checkpoint {path} is of another run: {part} {name!r} was {_short(was)} "
-                    f"and is {_short(now)}; go on with the same, or choose another folder"
+                    f"and is {_short(now)}; go on with the same, choose another folder, or remove "
+                    "this one to start again"
                 )
     return str(recorded.get("run"))
 
