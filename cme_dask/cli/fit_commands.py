@@ -22,7 +22,7 @@ from cme_dask.cli.options import (
     x_option,
     y_option,
 )
-from cme_dask.cli.values import count, kernel, numbers
+from cme_dask.cli.values import count, kernel, numbers, source
 from cme_dask.config import TOL
 
 # Joint laws and features
@@ -215,7 +215,13 @@ def features(
     ),
 )
 @click.argument("store")
-@click.option("--model", required=True, metavar="PATH", help="Model of `cme-dask features`.")
+@click.option(
+    "--model",
+    required=True,
+    type=source,
+    metavar="PATH",
+    help="Model of `cme-dask features`.",
+)
 @out_option("Store to make (a folder).")
 @chunk_option
 @click.option(
@@ -252,7 +258,7 @@ def transform(**options: Any) -> Shown:
     ),
 )
 @click.argument("store")
-@out_option("Folder for model.zarr, tuning.json, tuning.png.")
+@out_option("Folder for model.zarr, tuning.json, tuning.png.", folder=True)
 @x_option
 @y_option
 @section_options("FitSection", "events", "events_x")

@@ -94,7 +94,7 @@ class ResumableOutput:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, KeyboardInterrupt) and self._state is not None:
-            error.add_note(self.advice)
+            error.add_note(wording(self.advice).replace("resume=True", "resume=True or --resume"))
         try:
             if self._state is None:
                 self._clear()

@@ -5,6 +5,7 @@ was never finished, and closed by a checksum of its own. What is read may come f
 in it is executed, and memory is taken only for what the files can hold.
 """
 
+import errno
 import json
 import math
 import os
@@ -143,6 +144,18 @@ _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not know
 }
 
 
+_ACCESS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+
+
+def check_access(error: BaseException, location: object) -> None:
+    """ResourceError if reading failed for want of access, which tells nothing of what is stored."""
+    if isinstance(error, OSError) and error.errno in _ACCESS:
+        where = error.filename or location
+        raise ResourceError(
+            f"{where} can't be read: {error.strerror}; it may well be intact"
+        ) from error
+
+
 def brief(value: object) -> str:
     """What others say or files hold, in one line that is no longer than a sentence may be."""
     text = " ".join(str(value).split())
@@ -164,7 +177,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         where = where.removeprefix("file://")
     if "://" not in where:
         _check_finished(Path(where))
-    if "://" not in where and not os.path.exists(where):
+    if "://" not in where and not _exists(where):
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
         # Absolute, because workers of a cluster may have another working folder.
@@ -177,6 +190,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             f"{where} needs a package that is not installed: {brief(error)}"
         ) from error
     except DECODE_ERRORS as error:
+        check_access(error, where)
         if os.path.isfile(where):
             raise StoreError(
                 f"{where} is a file, a Zarr store is a folder: write tables to a store with "
@@ -184,6 +198,17 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             ) from error
         raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
     return safe(result, where) if isinstance(result, zarr.Array) else result
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        check_access(error, path)
+        return False
+    return True
 
 
 def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
@@ -315,6 +340,7 @@ def member(group: zarr.Group, name: str, location: str) -> Any:
     try:
         return group.get(name)
     except DECODE_ERRORS as error:
+        check_access(error, location)
         raise StoreError(
             f"the description of {name!r} in {location} is damaged ({brief(error)}): restore it "
             "from a copy or write it again"
@@ -356,6 +382,7 @@ def read_array(
         whole = _has_chunks(array)
         values = np.asarray(array[...] if whole else None)
     except DECODE_ERRORS as error:
+        check_access(error, location)
         raise StoreError(
             f"the array {name!r} of {location} is truncated or corrupt ({brief(error)}): {restore}"
         ) from error

@@ -30,6 +30,7 @@ from cme_dask.config import VARIABLES
 from cme_dask.data.atomic import ATTRIBUTE, disk_errors, locked, remove
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
+from cme_dask.data.store import check_access
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.cluster import user_modules
@@ -354,6 +355,9 @@ def checkpointed_run(
         yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), describe()), shard)
         if shard is not None:
             raise ShardDone("all shares are done: run the same fit without a shard, for its result")
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"what was computed is in {folder}, the same call or command continues")
+        raise
     finally:
         os.close(descriptor)
 
@@ -467,6 +471,7 @@ def _read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
+        check_access(error, path)
         raise StoreError(
             f"{path} is damaged ({error}): restore it from a copy, or start the run again in "
             "another folder"
