@@ -166,7 +166,7 @@ def check_output(path: PathLike, kind: Kind, overwrite: bool) -> Path:
         there = os.path.lexists(target)
     if not parent.is_dir():
         raise DataError(f"the folder {parent} of the output does not exist: create it first")
-    _check_not_inside(target)
+    check_not_inside(target)
     if not os.access(parent, os.W_OK):
         raise ResourceError(f"the folder {parent} can't be written to: check its permissions")
     recover(target)
@@ -193,8 +193,8 @@ def _what(path: Path, kind: Kind) -> str:
     return f"a file that is not marked as a {kind.name} of cme_dask"
 
 
-def _check_not_inside(target: Path) -> None:
-    """DataError on an output inside another one, with which it would be replaced or removed."""
+def check_not_inside(target: Path) -> None:
+    """DataError on a path inside an output of ours, with which it would be replaced or removed."""
     for folder in Path(os.path.realpath(target)).parents:
         kind = kind_of(folder)
         if kind is not None:
@@ -233,9 +233,10 @@ def check_apart(
             if outer != output and place.is_relative_to(folder):
                 raise DataError(f"{output} lies inside {outer}: choose a path outside of it")
     for name, path in inputs:
-        if "://" in os.fspath(path):
+        local = os.fspath(path).removeprefix("file://")
+        if "://" in local:
             continue
-        given = _real(path)
+        given = _real(local)
         for output, place in (*whole, *shared):
             if _same(place, given):
                 raise DataError(f"{output} would replace the {name} ({path}): choose another")

@@ -27,7 +27,7 @@ from cme_dask.data.atomic import (
     sync,
     work_folder,
 )
-from cme_dask.errors import DataError, switch
+from cme_dask.errors import DataError, switch, wording
 
 Array = Any
 

@@ -27,7 +27,7 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.config import VARIABLES
-from cme_dask.data.atomic import ATTRIBUTE, disk_errors, locked, remove
+from cme_dask.data.atomic import ATTRIBUTE, check_not_inside, disk_errors, locked, remove
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_access
@@ -340,7 +340,9 @@ def checkpointed_run(
     path = Path(os.path.abspath(folder))
     if not path.parent.is_dir():
         raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
+    check_not_inside(path)
     with disk_errors(path):
+        _sweep(path)
         known = path.is_dir() and any(path.iterdir())
         manifest = _read_json(path / _MANIFEST)
         if known and manifest is None and _holds(path, ("lock",)):
@@ -383,15 +385,30 @@ def discard(folder: Path) -> None:
             # Renamed first: nobody may take the lock of a folder that is half gone.
             trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
             folder.rename(trash)
-            for path in trash.iterdir():
-                if _OURS.fullmatch(path.name):
-                    remove(path)
-            try:
-                trash.rmdir()
-            except OSError:  # others put something into it
+            if not _removed(trash):  # others put something into it
                 trash.rename(folder)
         finally:
             os.close(descriptor)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove what runs wrote into a folder, and the folder; False if others wrote into it, too."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            remove(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what :func:`discard` had renamed when it was killed."""
+    trash = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
+    for path in folder.parent.iterdir():
+        if trash.fullmatch(path.name) and (path / "lock").is_file():
+            names = {each.name for each in path.iterdir()}
+            if all(map(_OURS.fullmatch, names)):
+                remove(path)
 
 
 def _holds(path: Path, known: tuple[str, ...]) -> bool:
