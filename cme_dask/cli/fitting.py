@@ -278,6 +278,7 @@ def fit_and_save(
     model that the same run has made before is described, and nothing is done.
     """
     checkpoint.check(shards=True)
+    check_output(out, model_file.OUTPUT, overwrite or checkpoint.folder is not None)
     sample = rows.open(options)
     run = checkpoint.run_of("fit", {"options": options.model_dump_json()}, sample)
     if checkpoint.is_complete(out, run):
@@ -338,6 +339,7 @@ def fit_features(
 ) -> Result:
     """Fit features of the x of a store, save them, and describe the fit."""
     checkpoint.check()
+    check_output(out, model_file.OUTPUT, overwrite or checkpoint.folder is not None)
     sample = open_sample(store, x_columns=x)
     run = checkpoint.run_of("features", estimator.get_params(), sample)
     if checkpoint.is_complete(out, run):

@@ -200,7 +200,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
     return safe(result, where) if isinstance(result, zarr.Array) else result
 
 
-def _exists(path: str) -> bool:
+def _exists(path: str | os.PathLike[str]) -> bool:
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -230,7 +230,7 @@ def _check_finished(path: Path) -> None:
     if not os.path.lexists(path):
         recover(path)  # of one who was killed while replacing it
     ours = any(name.startswith(".") and name.endswith(".partial") for name in path.parts[-2:])
-    if ours or (not path.exists() and work_folder(path).exists()):
+    if ours or (not _exists(path) and _exists(work_folder(path))):
         raise StoreError(
             f"{path} is unfinished: it is still being written, or that was interrupted "
             + remedy(

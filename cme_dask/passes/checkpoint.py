@@ -405,9 +405,9 @@ def _sweep(folder: Path) -> None:
     """Remove what :func:`discard` had renamed when it was killed."""
     trash = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
     for path in folder.parent.iterdir():
-        if trash.fullmatch(path.name) and (path / "lock").is_file():
+        if trash.fullmatch(path.name) and path.is_dir():
             names = {each.name for each in path.iterdir()}
-            if all(map(_OURS.fullmatch, names)):
+            if names and all(map(_OURS.fullmatch, names)):
                 remove(path)
 
 
