@@ -296,7 +296,11 @@ def writing(path: PathLike, kind: Kind, *, overwrite: bool = False) -> Iterator[
     target = check_output(path, kind, overwrite)
     side = target.with_name(f".{target.name}.{_unique()}.partial")
     with disk_errors(target):
-        descriptor = _held(side, target)
+        try:
+            descriptor = _held(side, target)
+        except BaseException:
+            shutil.rmtree(side, ignore_errors=True)
+            raise
     try:
         yield side / _OUTPUT
         with disk_errors(target):
@@ -356,7 +360,7 @@ def publish(
         else:
             _place(made, target)
     except FileExistsError as error:
-        spare = target.with_name(f"{target.name}.{_unique()}")
+        spare = _spare(target)
         _place(made, spare)
         sync(spare.absolute().parent)
         raise DataError(
@@ -389,7 +393,10 @@ def _replace(made: Path, target: Path, kind: Kind, exchange: bool) -> None:
         _check_replaceable(old, kind)
         _place(made, target)
     except BaseException:
-        _place(old, target)
+        try:
+            _place(old, target)
+        except FileExistsError:
+            _place(old, _spare(target))
         raise
     trash = made.with_name(_TRASH)
     os.rename(old, trash)
@@ -489,6 +496,11 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
         if not os.path.lexists(path):
             return
+
+
+def _spare(target: Path) -> Path:
+    """A new name beside an output, for what must not be lost."""
+    return target.with_name(f"{target.name}.{_unique()}")
 
 
 def _unique() -> str:
