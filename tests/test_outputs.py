@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -31,8 +32,8 @@ from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.estimators.comparison import EndedRuns
 from cme_dask.models.plots import picture
 from cme_dask.passes import checkpoint as checkpoints
+from cme_dask.passes import driver
 from cme_dask.passes.checkpoint import checkpointed_run, discard, is_checkpoint
-from cme_dask.passes.driver import _later_interrupts
 
 SYNCS = True
 MODEL = model_file.OUTPUT
@@ -315,6 +316,20 @@ if moment == "renames":
     os.rename = lambda a, b: (rename(a, b), str(b).endswith("old") and die())
 if moment == "removal":
     atomic.remove = die
+if moment == "ingest":
+    from cme_dask.data.checkpoint import ResumableOutput
+    rename = os.rename
+    os.rename = lambda a, b: (rename(a, b), str(b).endswith("old") and die())
+    with ResumableOutput(target, kind, overwrite=True, resume=True) as output:
+        if output.state is None:
+            output.store.mkdir()
+            text = (target / "zarr.json").read_text().replace("ours", "new")
+            (output.store / "zarr.json").write_text(text)
+            output.commit({}, {})
+        else:
+            os.rename = rename
+        output.publish()
+    sys.exit()
 with atomic.writing(target, kind, overwrite=True) as aside:
     aside.mkdir()
     text = '{"zarr_format": 3, "attributes": {"cme_dask": {"kind": "model", "text": "new"}}}'
@@ -345,6 +360,20 @@ def test_a_kill_between_two_renames_hides_nothing(rows, tmp_path, reader):
         assert command("info", target).exit_code == 0
     assert contents(target) == contents(rows / "m")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_kill_while_an_ingest_is_published_hides_nothing(tmp_path):
+    target = tmp_path / "s"
+    make(target, MODEL)
+    killed(target, "ingest")
+    assert not target.exists()
+    with pytest.raises(StoreError):
+        cme_dask.load(target)  # which is as small as can be, but there again
+    assert text_of(target) == "ours"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(target), "ingest"], check=False)
+    assert done.returncode == 0
+    assert text_of(target) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 @pytest.mark.parametrize(("moment", "left"), [("writing", "old"), ("removal", "new")])
@@ -521,7 +550,7 @@ def test_an_interrupt_while_processes_start_comes_later():
     reached = []
 
     def starting():
-        with _later_interrupts():
+        with driver._later_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0)  # where it would be raised
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -531,6 +560,19 @@ def test_an_interrupt_while_processes_start_comes_later():
         starting()
     assert reached == [True]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_processes_that_were_starting_end(monkeypatch):
+    submit = driver.ProcessPoolExecutor.submit
+
+    def interrupted(pool, function):
+        os.kill(os.getpid(), signal.SIGINT)
+        return submit(pool, function)
+
+    monkeypatch.setattr(driver.ProcessPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt), driver.WorkerProcesses().started(1):
+        raise AssertionError("the interrupt was lost")
+    assert not multiprocessing.active_children()
 
 
 # Access is not damage ------------------------------------------------------------------------

@@ -573,9 +573,13 @@ class WorkerProcesses:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=limit_this_process)
         weakref.finalize(self, pool.shutdown)
-        with _later_interrupts():
-            for _ in range(workers):  # each starts a process, since none is idle yet
-                pool.submit(os.getpid)
+        try:
+            with _later_interrupts():
+                for _ in range(workers):  # each starts a process, since none is idle yet
+                    pool.submit(os.getpid)
+        except BaseException:
+            pool.shutdown()
+            raise
         return pool
 
 
