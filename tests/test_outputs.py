@@ -446,22 +446,25 @@ def test_one_command_begins_continues_and_is_complete(rows, tmp_path, more):
         begun = command(*words, "--shard", "1/2")
         assert begun.exit_code == 0, begun.output
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "write_model", interrupt)
+        patch.setattr(model_file, "write_model", interrupt)
         assert command(*words, *more).exit_code == 130
     assert is_checkpoint(folder)
     again = command(*words, *more)
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["resumed_strips"] > 0
     assert not folder.exists()
-    before = contents(out)
-    with checkpointed_run(folder, lambda: {}):
-        pass  # of one who was killed before it was removed
-    once_more = command(*words, *more)
-    assert once_more.exit_code == 0, once_more.output
-    assert json.loads(once_more.stdout)["complete"]
-    assert "is complete: this run has made it before" in once_more.stderr
-    assert contents(out) == before
-    assert not folder.exists()
+    before, run = contents(out), model_file.run_of(out)
+    for mark in (run, "0"):  # of one who was killed before it was removed, and of another run
+        with checkpointed_run(folder, lambda: {}):
+            (folder / f"saving-{mark}").touch()
+        once_more = command(*words, *more)
+        assert once_more.exit_code == 0, once_more.output
+        assert json.loads(once_more.stdout)["complete"]
+        assert "is complete: this run has made it before" in once_more.stderr
+        assert contents(out) == before
+        assert folder.exists() == (mark == "0")
+    discard(folder)
+    assert not list(tmp_path.glob("run*"))
     other = command(*words, "--reg", "1e-2", *more)
     assert other.exit_code == 0 if "--overwrite" in more else "already exists" in other.stderr
 

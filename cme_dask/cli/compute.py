@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cme_dask.data import model_file
-from cme_dask.data.atomic import Kind, check_apart, check_output, of_format, recover
+from cme_dask.data.atomic import (
+    Kind,
+    check_apart,
+    check_output,
+    disk_errors,
+    of_format,
+    recover,
+)
 from cme_dask.errors import CmeDaskError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cme_dask.data.sample import Sample
+    from cme_dask.models.base import Model
     from cme_dask.passes.cluster import Scheduler
 
 
@@ -74,6 +82,9 @@ def prepare_folder(
 # The checkpoint of a command: begun, resumed, and removed when the output is complete
 
 
+_SAVING = "saving"  # a file in it, named after the run whose output is being written
+
+
 @dataclass(frozen=True)
 class CheckpointOptions:
     """Where a command saves partial sums.
@@ -125,11 +136,21 @@ class CheckpointOptions:
         return token_of(about_run(f"cme-dask {command}", depends_on, sample), command)
 
     def is_complete(self, out: Path, run: str | None) -> bool:
-        """Whether an output is that of this run already: then the checkpoint has done its work."""
+        """Whether an output is that of this run already, which needs its checkpoint no more."""
         if run is None or not os.path.lexists(out) or model_file.run_of(out) != run:
             return False
-        self.finish()
+        assert self.folder is not None
+        if (self.folder / f"{_SAVING}-{run}").exists():  # not one that another run began since
+            self.finish()
         return True
+
+    def save(self, model: "Model", out: Path, overwrite: bool, run: str | None) -> None:
+        """Write the model of a run; remove the checkpoint once it is on the disk."""
+        if self.folder is not None:
+            with disk_errors(self.folder):
+                (self.folder / f"{_SAVING}-{run}").touch()
+        model_file.write_model(out, model.to_state(), overwrite=overwrite, run=run)
+        self.finish()
 
     def finish(self) -> None:
         """Remove the checkpoint once the output is complete."""

@@ -23,7 +23,6 @@ from cme_dask.data.atomic import (
     writing,
 )
 from cme_dask.data.columns import Columns
-from cme_dask.data.model_file import write_model
 from cme_dask.data.sample import Sample
 from cme_dask.display import missing_lines
 from cme_dask.errors import DataError, ShardDone
@@ -295,8 +294,7 @@ def fit_and_save(
                 "checkpoint": str(checkpoint.folder),
                 "shard": done.for_command,
             }
-        write_model(out, estimator.model_.to_state(), overwrite=overwrite, run=run)
-        checkpoint.finish()
+        checkpoint.save(estimator.model_, out, overwrite, run)
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
 
 
@@ -353,8 +351,7 @@ def fit_features(
                 checkpoint=checkpoint.folder,
                 **compute.place(scheduler),
             )
-        write_model(out, estimator.model_.to_state(), overwrite=overwrite, run=run)
-        checkpoint.finish()
+        checkpoint.save(estimator.model_, out, overwrite, run)
         report = estimator.report_
         progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")
     model = estimator.model_

@@ -5,9 +5,9 @@ output to be, ``state.json``, written last and by an atomic rename, and the arra
 """
 
 import contextlib
-import glob
 import json
 import os
+import re
 import uuid
 import zipfile
 from collections.abc import Mapping
@@ -79,6 +79,7 @@ class ResumableOutput:
 
     def __enter__(self) -> Self:
         with disk_errors(self._target):
+            self._check_ours()
             self._lock = locked(self._folder, self._target)
             try:
                 self._state = self._found()
@@ -101,11 +102,22 @@ class ResumableOutput:
         finally:
             self._release()
 
+    def _check_ours(self) -> None:
+        """DataError if the folder was made by something else."""
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self._folder)
+            if names and _LOCK not in names:
+                raise DataError(
+                    f"{self._folder} is in the way and was not made by cme_dask: remove it "
+                    "yourself, or choose another output"
+                )
+
     def _found(self) -> dict[str, Any] | None:
         """The state that lies there, if it is wanted."""
         path = self._folder / _STATE
-        for trash in self._folder.parent.glob(f"{glob.escape(self._folder.name)}.*"):
-            remove(trash)  # of one who was cut off while clearing up
+        trash = re.compile(rf"{re.escape(self._folder.name)}\.[0-9a-f]{{8}}")
+        for name in filter(trash.fullmatch, os.listdir(self._folder.parent)):
+            remove(self._folder.with_name(name))  # of one who was cut off while clearing up
         there = path.exists() and self.store.exists()  # or it was published just before the end
         if there and self._resume:
             try:

@@ -40,7 +40,7 @@ KIND, SCHEMA_VERSION = "checkpoint", 5
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
 _OURS = re.compile(
-    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|{_SIGN}-[0-9a-f]+|\.seen-[0-9a-f]+"
+    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|({_SIGN}|saving)-[0-9a-f]+|\.seen-[0-9a-f]+"
     r"|pass-\d{3}|\.?[a-z]+-\d{9}(\.[0-9a-f]{8})?"
 )
 """Names of what a run writes into the folder of its checkpoint."""
