@@ -280,6 +280,7 @@ def disk_errors(target: object) -> Iterator[None]:
 _LOCK, _OUTPUT, _OLD, _TRASH = "lock", "output", "old", "trash"
 _OURS = {_LOCK, _OUTPUT, _OLD, _TRASH}
 _LATELY = 86_400.0  # seconds
+_LOOKS, _LOOK = 100, 0.01  # tries, and seconds between them
 
 
 @contextlib.contextmanager
@@ -546,6 +547,10 @@ def locked(folder: Path, target: Path, *, shared: bool = False) -> int:
 def _held(side: Path, target: Path) -> int | None:
     """The lock of a new folder; None where the file system has no locks: then it is never swept."""
     try:
+        for _ in range(_LOOKS):
+            with contextlib.suppress(DataError):  # someone looks at it, whether its writer is dead
+                return locked(side, target)
+            time.sleep(_LOOK)
         return locked(side, target)
     except OSError as error:
         if error.errno not in (*_UNSUPPORTED, errno.ENOLCK):
