@@ -20,8 +20,8 @@ from scipy import sparse
 from scipy.sparse.linalg import spsolve
 
 from cme_dask.cli.compute import prepare_folder
+from cme_dask.data.atomic import disk_errors, of_format, writing
 from cme_dask.data.columns import Columns
-from cme_dask.data.store import disk_errors, writing
 
 Array = Any
 Outputs = Callable[[Array], Array]
@@ -101,7 +101,7 @@ def write_transitions(folder: Path, rows: int, *, overwrite: bool) -> dict[str, 
     schema = pa.schema([(name, pa.float64()) for name in (*x.names, *y.names)])
     with (
         disk_errors(path),
-        writing(path, overwrite=overwrite) as aside,
+        writing(path, of_format(TRANSITIONS), overwrite=overwrite) as aside,
         pq.ParquetWriter(aside, schema) as writer,
     ):
         for inputs, outputs in batches(rows, 0):

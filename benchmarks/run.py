@@ -14,7 +14,7 @@ from benchmarks.measure import Bench, Size
 from benchmarks.report import bench_picture, measurement_line
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
-from cme_dask.data.store import disk_errors, writing
+from cme_dask.data.atomic import disk_errors, of_format, writing
 from cme_dask.errors import DataError
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import RunOptions
@@ -53,16 +53,16 @@ def write_result(
     json_file, picture = (out / name for name in names)
     result["files"] = [str(json_file)]
     if drawing.available():
-        with writing(picture, overwrite=True) as aside, disk_errors(picture):
+        with writing(picture, of_format(names[1]), overwrite=True) as aside, disk_errors(picture):
             draw(result, aside)
         result["files"].append(str(picture))
     else:
         progress.say(f"no picture: {drawing.MISSING}")
     for name, text in (pages or {}).items():
-        with writing(out / name, overwrite=True) as aside, disk_errors(out / name):
+        with writing(out / name, of_format(name), overwrite=True) as aside, disk_errors(out / name):
             aside.write_text(text(result))
         result["files"].append(str(out / name))
-    with writing(json_file, overwrite=True) as aside, disk_errors(json_file):
+    with writing(json_file, of_format(names[0]), overwrite=True) as aside, disk_errors(json_file):
         aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 

@@ -35,6 +35,15 @@ def one_blas_thread():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk(request):
+    """Outputs are not waited for until they are on the disk, but where a module tests that."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "SYNCS", False):
+            patch.setattr("cme_dask.data.atomic.os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20261121)

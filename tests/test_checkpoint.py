@@ -265,10 +265,10 @@ def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
     folder = tmp_path / "run"
     with checkpointed_run(folder, lambda: {"data": {"rows": "9"}}):
         with pytest.raises(DataError, match="is being written by process"):
-            CheckpointOptions(folder).prepare(overwrite=True)
+            discard(folder)
         CheckpointOptions(folder).finish()  # leaves it as well
         assert folder.exists()
-    CheckpointOptions(folder).prepare(overwrite=True)
+    CheckpointOptions(folder).finish()
     assert not folder.exists()
     assert not list(tmp_path.iterdir())
 
@@ -456,15 +456,14 @@ def test_the_command_keeps_resumes_and_clears_up(store, tmp_path, brief_search):
         return CliRunner().invoke(cli, [*command, *more])
 
     assert "need --checkpoint" in run("--resume").stderr
-    assert "holds no checkpoint to resume" in run("--checkpoint", str(folder), "--resume").stderr
     for i in (1, 2):
         done = run("--checkpoint", str(folder), "--shard", f"{i}/2")
         assert done.exit_code == 0, done.stderr
         assert f"shard {i} of 2 has done" in json.loads(done.stdout)["shard"]
-    refused = run("--checkpoint", str(folder))
-    assert refused.exit_code == 2
-    assert "an interrupted run lies in" in refused.stderr
-    done = run("--checkpoint", str(folder), "--resume")
+    other = run("--checkpoint", str(folder), "--tol", "0.1", "--overwrite")
+    assert other.exit_code == 2
+    assert "is of another run" in other.stderr
+    done = run("--checkpoint", str(folder))
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["resumed_strips"] == -(-N // strip_length(N))
     assert out.exists()

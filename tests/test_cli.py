@@ -388,7 +388,7 @@ def interrupt(args, ready, command=("cme_dask",)):
 @pytest.mark.parametrize("command", [("cme_dask",), ("dask", "cme")])
 def test_interrupting_leaves_nothing_half_written(tmp_path, command):
     def half_written(process):
-        while not list(tmp_path.glob(".s.zarr.*.partial/x/c/*")):
+        while not list(tmp_path.glob(".s.zarr.*.partial/output/x/c/*")):
             assert process.poll() is None
             time.sleep(0.05)
 

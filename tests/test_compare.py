@@ -417,7 +417,7 @@ def test_an_interrupted_command_goes_on(csv, tmp_path, monkeypatch):
     assert not out.exists()
     other = run(*words, "--seed", 1)
     assert other.exit_code == 2
-    assert "--overwrite" in other.output
+    assert "remove the file to start again" in other.output
     assert run(*words).exit_code == 0
     assert len(fits) == 2 + 2
     assert run(*words, "--seed", 1, "--overwrite").exit_code == 0

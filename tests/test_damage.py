@@ -470,7 +470,7 @@ def test_an_encrypted_cluster(place):
 
 
 def fit_half(place, *more):
-    asked = "fit", place / "s", "--out", place / "old.zarr", "--overwrite", "--max-rank", "8"
+    asked = "fit", place / "s", "--out", place / "old", "--overwrite", "--max-rank", "8"
     asked += "--constraint", "none", "--residual", "no", "--checkpoint", place / "run"
     return run(*asked, *more)
 
@@ -496,13 +496,31 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("case", CHECKPOINTS)
 def test_a_checkpoint_of_something_else(place, brief_search, case):
-    before = contents(place / "old.zarr")
+    before = contents(place / "old")
     code, said = fit_half(place, "--reg", "1e-3", "--shard", "1/2")
     assert code == 0, said
     CHECKPOINTS[case](place)
     reg = "1e-2" if case == "changed configuration" else "1e-3"
     check(case, *fit_half(place, "--reg", reg, "--resume"))
-    assert contents(place / "old.zarr") == before
+    assert contents(place / "old") == before
+
+
+OUTPUTS = {
+    "output inside an output": ("features", "s", "--out", "run/m", "--checkpoint", "run"),
+    "one path for two outputs": ("features", "s", "--out", "n", "--report", "n"),
+    "output in the place of an input": ("features", "s", "--out", "s", "--overwrite"),
+    "output of another kind": ("features", "s", "--out", "old.zarr", "--overwrite"),
+    "file of others": ("compare", "s", "--out", "thesis", "--overwrite"),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_outputs_that_would_destroy(place, case):
+    (place / "thesis").write_text("years of work")
+    before = contents(place)
+    names = {"s", "n", "run", "run/m", "old.zarr", "thesis"}
+    check(case, *run(*(place / word if word in names else word for word in OUTPUTS[case])))
+    assert contents(place) == before
 
 
 def test_a_manifest_without_strips(place):

@@ -138,7 +138,9 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, brief_search):
 
 
 def test_the_picture_of_an_earlier_demo_does_not_stay(tmp_path, monkeypatch, brief_search):
+    with drawing.picture(tmp_path / "demo.png", 1, 1):
+        pass
     monkeypatch.setattr(drawing, "available", lambda: False)
-    (tmp_path / "demo.png").write_bytes(b"old")
+    write_normal3(tmp_path / "normal3.zarr", 5000, scenario="medium", seed=0)
     assert run("--rows", 5000, "--out", tmp_path)[0] == 0
     assert not (tmp_path / "demo.png").exists()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from test_reads import opened
 
 from cme_dask import JointDistribution, PivotedCholesky, gram_columns, kernels
-from cme_dask.data.store import ATTRIBUTE, compressors, sealed, write_array
+from cme_dask.data.atomic import ATTRIBUTE
+from cme_dask.data.store import compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
 from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows

@@ -338,8 +338,8 @@ def test_bad_weights(tmp_path, former, weights, message):
         ({"files": ["t.csv", "nowhere/*.csv"]}, r"no file matches nowhere/\*.csv"),
         ({"files": ["."]}, r"\. is a folder: name its files, such as .*/\*.csv"),
         ({"files": ["nonsense://t.csv"]}, "nonsense://t.csv can't be opened: Protocol not known"),
-        ({"output": "t.csv"}, "the output t.csv would replace the input .*t.csv"),
-        ({"output": "."}, r"the output \. would replace the input .*t.csv"),
+        ({"output": "t.csv"}, r"the output \(t.csv\) would replace the input .*t.csv"),
+        ({"output": "."}, r"the output \(\.\) would replace the input .*t.csv"),
         ({"overwrite": False}, "s already exists"),
     ],
 )

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from cme_dask.data import ingest as module
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.ingest import ingest
+from cme_dask.data.writer import OUTPUT
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.passes.sources import open_sample
 
@@ -207,7 +208,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, table, damaged):
 
 def test_one_writer_at_a_time(tmp_path, table):
     output = tmp_path / "s"
-    with ResumableOutput(output, overwrite=False, resume=False):
+    with ResumableOutput(output, OUTPUT, overwrite=False, resume=False):
         with pytest.raises(DataError, match=rf"being written by process {os.getpid()} on \w+"):
             ingest([table / "*.csv*"], output, **OPTIONS)
         ingest([table / "0.csv"], tmp_path / "other", **OPTIONS)

@@ -69,7 +69,7 @@ def test_a_job_reports_the_model_beside_the_nearest_rows(job):
     code, stdout, err = run(path, "--out", out, "--json")
     assert code == 0, err
     result = json.loads(stdout)
-    assert result == json.loads((out / "report.json").read_text())
+    assert {"cme_dask": "job", **result} == json.loads((out / "report.json").read_text())
     assert sorted(p.name for p in out.iterdir()) == [
         *("model.zarr", "report.json", "report.png", "sample.zarr")
     ]
@@ -114,11 +114,14 @@ def test_existing_outputs_are_refused_before_any_work(job):
     out = path.with_name("out")
     out.mkdir()
     (out / "report.json").write_text("{}")
-    code, _, err = run(path, "--out", out)
-    assert code == 2
-    assert "already holds report.json" in err
-    assert [p.name for p in out.iterdir()] == ["report.json"]
-    assert run(path, "--out", out, "--overwrite")[0] == 0
+    for more, says in (((), "already holds report.json"), (("--overwrite",), "is not marked as a")):
+        code, _, err = run(path, "--out", out, *more)
+        assert code == 2
+        assert says in err
+        assert [p.name for p in out.iterdir()] == ["report.json"]
+    (out / "report.json").unlink()
+    for _ in range(2):
+        assert run(path, "--out", out, "--overwrite")[0] == 0
     assert json.loads((out / "report.json").read_text())["title"] == "A small job"
 
 

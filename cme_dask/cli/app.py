@@ -3,7 +3,9 @@
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from cme_dask import __version__
 from cme_dask.cli.options import SchemaCommand, examples
 from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
 
-_INTERRUPTED = 130  # exit code, of shells after Ctrl-C
+_INTERRUPTED, _TERMINATED = 130, 143  # exit codes, of shells after Ctrl-C and SIGTERM
 
 # A click group whose errors are one sentence, with fixed exit codes
 
@@ -25,6 +27,35 @@ def _fail(message: str, code: int) -> NoReturn:
         traceback.print_exc()
     click.echo(f"error: {message}", err=True)
     raise click.exceptions.Exit(code)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: what batch systems send to a job before they kill it."""
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM raise in the block, where it runs in the main thread."""
+
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    handlers: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: terminate,
+    }
+    before = {number: signal.getsignal(number) for number in handlers}
+    # Who ignores a signal goes on to do so, and so does what others than Python handle.
+    changed = {n: h for n, h in handlers.items() if before[n] not in (signal.SIG_IGN, None)}
+    if threading.current_thread() is not threading.main_thread():
+        changed = {}
+    try:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager
@@ -40,10 +71,16 @@ def _one_sentence() -> Iterator[None]:
             warnings.simplefilter("always", RankWarning)
             warnings.showwarning = show
             yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # Zarr's event loop dies with its unfinished writes, and asyncio would report each.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        _fail("interrupted: no output was left half-written", _INTERRUPTED)
+        ended = isinstance(error, Terminated)
+        notes = [wording(note, command=True) for note in getattr(error, "__notes__", ())]
+        what = "terminated" if ended else "interrupted"
+        _fail(
+            f"{what}: {'; '.join(('no output was left half-written', *notes))}",
+            _TERMINATED if ended else _INTERRUPTED,
+        )
     except click.UsageError as error:
         help_of = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         _fail(f"{error.format_message()}{help_of}", 2)
@@ -66,15 +103,15 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _leave_if_interrupted(code: Any) -> None:
-    """End the process after Ctrl-C, without what is registered for its exit.
+    """End the process after Ctrl-C or SIGTERM, without what is registered for its exit.
 
     Zarr's unfinished writes would be waited for, and reported with tracebacks.
     """
-    if code == _INTERRUPTED:
+    if code in (_INTERRUPTED, _TERMINATED):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_INTERRUPTED)
+        os._exit(code)
 
 
 class SentenceGroup(click.Group):
@@ -96,7 +133,7 @@ class SentenceGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the requested command."""
         try:
-            with _one_sentence():
+            with _one_sentence(), _signals_raise():
                 return super().invoke(ctx)
         except click.exceptions.Exit as ended:
             if ctx.parent is not None:  # in the process of `dask cme`
@@ -128,7 +165,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def main() -> None:
-    """Run the command and exit: 0, 2 data or usage, 3 environment, 130 interrupted."""
+    """Run the command and exit: 0, 2 data or usage, 3 environment, 130 Ctrl-C, 143 SIGTERM."""
     try:
         cli(prog_name="cme-dask")
     except SystemExit as ended:

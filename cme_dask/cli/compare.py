@@ -1,7 +1,6 @@
 """The command compare: its options, its work and its tables."""
 
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,10 +21,13 @@ from cme_dask.cli.options import (
     x_option,
 )
 from cme_dask.cli.values import columns, count
+from cme_dask.data.atomic import check_output, json_file, work_folder, write_json
 
 if TYPE_CHECKING:
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.sample import Sample
+
+COMPARISON = json_file("comparison")
 
 _TABLE_FIELDS = (
     *("weights", "group", "time", "categorical", "datetime", "cyclic", "missing", "null_values"),
@@ -128,18 +130,14 @@ def compare(
     out; `pip install cme-dask[bench]` has all.
     """
     from cme_dask.cli.progress import ProgressLines
-    from cme_dask.data.store import check_output, disk_errors, work_folder, writing
     from cme_dask.estimators.comparison import compare as run
 
     if out is not None:
-        check_output(out, overwrite)
+        check_output(out, COMPARISON, overwrite)
     if test_files:
         options["test_rows"] = [_row_numbers(path) for path in test_files]
     fold_by = given.pop("fold_by", None)
     aside = None if out is None else work_folder(out)
-    if aside is not None and overwrite:
-        with disk_errors(aside):
-            aside.unlink(missing_ok=True)
     begin = time.perf_counter()
     with (
         ProgressLines() as progress,
@@ -155,8 +153,7 @@ def compare(
         "out": None if out is None else str(out),
     }
     if out is not None:
-        with writing(out, overwrite=overwrite) as unfinished, disk_errors(out):
-            unfinished.write_text(json.dumps(result, allow_nan=False, indent=1) + "\n", "utf-8")
+        write_json(out, COMPARISON, result, overwrite=overwrite)
     if aside is not None:
         aside.unlink(missing_ok=True)
     return result, comparison_tables(result)
@@ -164,7 +161,7 @@ def compare(
 
 def _row_numbers(path: Path) -> list[int]:
     """The row numbers in a text file, separated by white space."""
-    from cme_dask.data.store import disk_errors
+    from cme_dask.data.atomic import disk_errors
     from cme_dask.errors import DataError
 
     with disk_errors(path):

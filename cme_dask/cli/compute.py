@@ -2,24 +2,40 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cme_dask.data.store import check_output
+from cme_dask.data import model_file
+from cme_dask.data.atomic import (
+    Kind,
+    check_apart,
+    check_output,
+    disk_errors,
+    of_format,
+    recover,
+)
 from cme_dask.errors import CmeDaskError, DataError, ResourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cme_dask.data.sample import Sample
+    from cme_dask.models.base import Model
     from cme_dask.passes.cluster import Scheduler
 
 
 # The folder that all outputs of a job go to
 
 
-def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
+def prepare_folder(
+    folder: Path,
+    names: Iterable[str],
+    overwrite: bool,
+    kinds: Mapping[str, Kind] | None = None,
+    beside: Mapping[str, Path | None] | None = None,
+) -> None:
     """Make the folder, or refuse it before any work.
 
     Parameters
@@ -30,6 +46,10 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
         Of the outputs in it.
     overwrite
         Whether outputs may replace earlier ones.
+    kinds
+        What the outputs are, by name; default files of the format that the name says.
+    beside
+        Other outputs, by what they are called, which may not lie in the place of these.
 
     Raises
     ------
@@ -38,24 +58,31 @@ def prepare_folder(folder: Path, names: Iterable[str], overwrite: bool) -> None:
     ResourceError
         If the folder can't be written to.
     """
+    names, kinds = tuple(names), kinds or {}
+    check_apart({**{f"the output {name}": folder / name for name in names}, **(beside or {})})
     if not folder.exists():
-        check_output(folder, overwrite=False)
+        check_output(folder, Kind("folder", Path.is_dir), overwrite=False)
         folder.mkdir()
     if not folder.is_dir():
         raise DataError(f"{folder} is a file, the outputs need a folder: choose another (--out)")
     if not os.access(folder, os.W_OK):
         raise ResourceError(f"{folder} can't be written to: check its permissions")
-    existing = [name for name in names if (folder / name).exists()]
+    for name in names:
+        recover(folder / name)
+    existing = [name for name in names if os.path.lexists(folder / name)]
     if existing and not overwrite:
         raise DataError(
             f"{folder} already holds {', '.join(existing)}: choose another folder (--out) or "
             "replace them (--overwrite)"
         )
     for name in existing:
-        check_output(folder / name, overwrite=True)
+        check_output(folder / name, kinds.get(name, of_format(name)), overwrite=True)
 
 
 # The checkpoint of a command: begun, resumed, and removed when the output is complete
+
+
+_SAVING = "saving"  # a file in it, named after the run whose output is being written
 
 
 @dataclass(frozen=True)
@@ -65,9 +92,10 @@ class CheckpointOptions:
     Parameters
     ----------
     folder
-        Of the checkpoint, which all workers share; None for none.
+        Of the checkpoint, which all workers share; None for none. A run that is saved there is
+        continued, else one begins.
     resume
-        Whether to continue the run that is saved there.
+        Says the same; only for scripts that say it.
     shard
         (i, k): compute only the i-th of k shares into it.
     """
@@ -76,34 +104,53 @@ class CheckpointOptions:
     resume: bool = False
     shard: tuple[int, int] | None = None
 
-    def prepare(self, overwrite: bool) -> None:
-        """Refuse or remove an earlier run, before any work is done.
+    def check(self, *, shards: bool = False) -> None:
+        """Refuse options that contradict each other; DataError.
 
-        Raises
-        ------
-        DataError
-            If options contradict each other, there is nothing to resume, or an interrupted run
-            would be lost without ``resume`` or ``overwrite``.
+        Parameters
+        ----------
+        shards
+            Whether the command can be divided into shares.
         """
-        from cme_dask.passes.checkpoint import discard, is_checkpoint
+        if self.folder is None and (self.resume or self.shard is not None):
+            raise DataError("--resume and --shard need --checkpoint, the folder of the run")
+        if self.shard is not None and not shards:
+            raise DataError("shards are for `cme-dask fit`: leave out --shard")
+
+    def run_of(self, command: str, depends_on: "Mapping[str, Any]", sample: "Sample") -> str | None:
+        """A fingerprint of the run, for its output; None without a checkpoint.
+
+        Parameters
+        ----------
+        command
+            Its name.
+        depends_on
+            Its options, but for where it runs.
+        sample
+            The rows.
+        """
+        from cme_dask.passes.checkpoint import about_run, token_of
 
         if self.folder is None:
-            if self.resume or self.shard is not None:
-                raise DataError("--resume and --shard need --checkpoint, the folder of the run")
-            return
-        there = self.folder.is_dir() and is_checkpoint(self.folder)
-        if self.resume or self.shard is not None:
-            if self.resume and not there:
-                raise DataError(
-                    f"{self.folder} holds no checkpoint to resume: leave out --resume to begin"
-                )
-        elif there and overwrite:
-            discard(self.folder)
-        elif there:
-            raise DataError(
-                f"an interrupted run lies in {self.folder}: --resume continues it, --overwrite "
-                "starts again"
-            )
+            return None
+        return token_of(about_run(f"cme-dask {command}", depends_on, sample), command)
+
+    def is_complete(self, out: Path, run: str | None) -> bool:
+        """Whether an output is that of this run already, which needs its checkpoint no more."""
+        if run is None or not os.path.lexists(out) or model_file.run_of(out) != run:
+            return False
+        assert self.folder is not None
+        if (self.folder / f"{_SAVING}-{run}").exists():  # not one that another run began since
+            self.finish()
+        return True
+
+    def save(self, model: "Model", out: Path, overwrite: bool, run: str | None) -> None:
+        """Write the model of a run; remove the checkpoint once it is on the disk."""
+        if self.folder is not None:
+            with disk_errors(self.folder):
+                (self.folder / f"{_SAVING}-{run}").touch()
+        model_file.write_model(out, model.to_state(), overwrite=overwrite, run=run)
+        self.finish()
 
     def finish(self) -> None:
         """Remove the checkpoint once the output is complete."""

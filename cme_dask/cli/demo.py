@@ -14,9 +14,11 @@ from cme_dask.cli.compute import Compute, prepare_folder
 from cme_dask.cli.fitting import describe_fit, fit_sample
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import FitSection
+from cme_dask.data import model_file, writer
+from cme_dask.data.atomic import PICTURE, check_output, disk_errors, withdraw, writing
 from cme_dask.data.generate import Normal3, write_normal3
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.data.tables import listed
 from cme_dask.display import decimals, with_error
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.joint import JointDistribution
@@ -27,6 +29,7 @@ Array = Any
 Result = dict[str, Any]
 
 OUTPUTS = ("normal3.zarr", "model.zarr", "demo.png")
+_KINDS = dict(zip(OUTPUTS, (writer.OUTPUT, model_file.OUTPUT, PICTURE), strict=True))
 SEED = 0
 SHIFTS = (0.0, 0.2, 0.5)
 POINTS = (-0.4, -0.25, -0.1, 0.0, 0.1, 0.25, 0.4)
@@ -55,8 +58,10 @@ def run_demo(
     begin = time.perf_counter()
     if picture is not None:
         drawing.require()
-        check_output(picture, overwrite=True)
-    prepare_folder(out, OUTPUTS, overwrite=True)
+        check_output(picture, PICTURE, overwrite=True)
+    _check_folder(out)
+    beside = {"--report": compute.report, "--picture": picture}
+    prepare_folder(out, OUTPUTS, True, _KINDS, beside)
     law = Normal3("medium")
     sample = _sample(law, rows, out / OUTPUTS[0], progress)
     # Learned kernels would take six times as long, and these are good ones for a normal law.
@@ -77,6 +82,16 @@ def run_demo(
         "picture": _picture(estimator, law, picture, out, progress),
     }
     return {**result, "seconds": time.perf_counter() - begin}
+
+
+def _check_folder(out: Path) -> None:
+    """DataError if a folder holds what an earlier demo would have written, but none did."""
+    others = [name for name in OUTPUTS[1:] if (out / name).exists()]
+    if others and not (out / OUTPUTS[0]).exists():
+        raise DataError(
+            f"{out} holds {listed(others)}, but not {OUTPUTS[0]} of an earlier demo: choose "
+            "another folder (--out)"
+        )
 
 
 def demo_tables(result: Result) -> Iterator[Any]:
@@ -233,8 +248,7 @@ def _picture(
     target = picture or out / OUTPUTS[2]
     if not drawing.available():
         progress.say(f"no picture: {drawing.MISSING}")
-        with disk_errors(target):
-            target.unlink(missing_ok=True)  # a picture of an earlier demo would be wrong
+        withdraw(target, PICTURE)  # that of an earlier demo would be wrong
         return None
     x = np.linspace(-0.5, 0.5, 201)
     names = [_event(shift) for shift in SHIFTS]
@@ -245,7 +259,7 @@ def _picture(
         for j, name in enumerate(names)
     ]
     grid = _ratio_grid(estimator, law)
-    with writing(target, overwrite=True) as aside, disk_errors(target):
+    with writing(target, PICTURE, overwrite=True) as aside, disk_errors(target):
         plots.demo_picture(x, curves, SLICE, grid, _laws(estimator, law, x), aside)
     return str(target)
 

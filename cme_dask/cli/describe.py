@@ -7,8 +7,9 @@ import zarr
 
 from cme_dask.data import model_file
 from cme_dask.data import sample as sample_file
+from cme_dask.data.atomic import ATTRIBUTE
 from cme_dask.data.sample import open_store
-from cme_dask.data.store import ATTRIBUTE, open_zarr, read_attribute
+from cme_dask.data.store import open_zarr, read_attribute
 from cme_dask.errors import StoreError
 from cme_dask.models import load
 

@@ -76,20 +76,17 @@ def drift(
     model expects of the new x. STORE may hold x alone.
     """
     from cme_dask.cli.progress import ProgressLines
-    from cme_dask.data.store import check_output, disk_errors, writing
-    from cme_dask.errors import DataError
+    from cme_dask.data.atomic import PICTURE, check_output, disk_errors, writing
     from cme_dask.estimators.drift import drift_report
     from cme_dask.models import load
     from cme_dask.passes.sources import open_sample
 
-    if checkpoint.shard is not None:
-        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    checkpoint.check()
     if picture is not None:
-        check_output(picture, overwrite)
+        check_output(picture, PICTURE, overwrite)
     law = load(model)
     fold_by = given.get("fold_by", law.about.get("fold_by", "rows"))
     sample = open_sample(store).fold_by(fold_by)
-    checkpoint.prepare(overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         report = drift_report(
             law,
@@ -99,10 +96,10 @@ def drift(
             **options,
             **compute.place(scheduler),
         )
+        if picture is not None:
+            with writing(picture, PICTURE, overwrite=overwrite) as aside, disk_errors(picture):
+                report.plot(aside)
         checkpoint.finish()
-    if picture is not None:
-        with writing(picture, overwrite=overwrite) as aside, disk_errors(picture):
-            report.plot(aside)
     result = {"model": model, "store": store, "fold_by": fold_by, **report.to_dict()}
     result["picture"] = None if picture is None else str(picture)
     return result, _tables(result)

@@ -22,7 +22,7 @@ from cme_dask.cli.options import (
     x_option,
     y_option,
 )
-from cme_dask.cli.values import count, kernel, numbers
+from cme_dask.cli.values import count, kernel, numbers, source
 from cme_dask.config import TOL
 
 # Joint laws and features
@@ -38,7 +38,7 @@ from cme_dask.config import TOL
         "cme-dask fit s.zarr --out m.zarr --fold-by 7d --hold-out 0.2",
         "cme-dask fit s.zarr --out m.zarr --scheduler tcp://10.0.0.1:8786 --memory-limit 2GB",
         "cme-dask fit s.zarr --out m.zarr --location PM2.5_forecast",
-        "cme-dask fit s.zarr --out m.zarr --checkpoint run --resume",
+        "cme-dask fit s.zarr --out m.zarr --checkpoint run",
     ),
 )
 @click.argument("store")
@@ -128,6 +128,8 @@ def fit(
     if out is None:
         raise click.UsageError("Missing option '--out'.")
     result = fit_and_save(rows, section, compute, out, overwrite, checkpoint)
+    if "complete" in result:
+        return result, tables.model_tables(result)
     return result, [result["shard"]] if "shard" in result else tables.fit_tables(result)
 
 
@@ -206,7 +208,8 @@ def features(
     scales = length_scale if length_scale is None or len(length_scale) > 1 else length_scale[0]
     estimator = PivotedCholesky(None if scales is None else Gaussian(scales), basis=basis, **given)
     result = fit_features(estimator, **options)
-    return result, tables.feature_fit_tables(result)
+    kind = tables.model_tables if "complete" in result else tables.feature_fit_tables
+    return result, kind(result)
 
 
 @cli.command(
@@ -216,7 +219,13 @@ def features(
     ),
 )
 @click.argument("store")
-@click.option("--model", required=True, metavar="PATH", help="Model of `cme-dask features`.")
+@click.option(
+    "--model",
+    required=True,
+    type=source,
+    metavar="PATH",
+    help="Model of `cme-dask features`.",
+)
 @out_option("Store to make (a folder).")
 @chunk_option
 @click.option(
@@ -253,7 +262,7 @@ def transform(**options: Any) -> Shown:
     ),
 )
 @click.argument("store")
-@out_option("Folder for model.zarr, tuning.json, tuning.png.")
+@out_option("Folder for model.zarr, tuning.json, tuning.png.", folder=True)
 @x_option
 @y_option
 @section_options("FitSection", "events", "events_x")

@@ -1,6 +1,5 @@
 """The work of the commands that fit: laws, features, searches, more rows, merged models."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,18 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.cli.schema import FitSection
 from cme_dask.constraints import parse
+from cme_dask.data import model_file, writer
+from cme_dask.data.atomic import (
+    PICTURE,
+    check_output,
+    disk_errors,
+    json_file,
+    withdraw,
+    write_json,
+    writing,
+)
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.display import missing_lines
 from cme_dask.errors import DataError, ShardDone
 from cme_dask.estimators.cholesky import PivotedCholesky
@@ -265,11 +273,16 @@ def fit_and_save(
 ) -> dict[str, Any]:
     """Fit, save the model, and describe it; an existing output is refused before any work.
 
-    A shard makes no model: its description says which share it has computed.
+    A shard makes no model: its description says which share it has computed. With a checkpoint, a
+    model that the same run has made before is described, and nothing is done.
     """
-    check_output(out, overwrite)
+    checkpoint.check(shards=True)
+    check_output(out, model_file.OUTPUT, overwrite or checkpoint.folder is not None)
     sample = rows.open(options)
-    checkpoint.prepare(overwrite)
+    run = checkpoint.run_of("fit", {"options": options.model_dump_json()}, sample)
+    if checkpoint.is_complete(out, run):
+        return _complete(sample, out)
+    check_output(out, model_file.OUTPUT, overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         try:
             estimator, memory = fit_sample(
@@ -281,9 +294,15 @@ def fit_and_save(
                 "checkpoint": str(checkpoint.folder),
                 "shard": done.for_command,
             }
-        estimator.save(out, overwrite=overwrite)
-        checkpoint.finish()
+        checkpoint.save(estimator.model_, out, overwrite, run)
     return {"store": sample.location, **describe_fit(estimator, memory, str(out))}
+
+
+def _complete(sample: Sample, out: Path) -> dict[str, Any]:
+    """JSON form of an output that an earlier start of the same run has completed."""
+    with ProgressLines() as progress:
+        progress.say(f"{out} is complete: this run has made it before")
+    return {"store": sample.location, "complete": True, **describe(str(out))}
 
 
 def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> dict[str, Any]:
@@ -317,11 +336,13 @@ def fit_features(
     checkpoint: CheckpointOptions,
 ) -> Result:
     """Fit features of the x of a store, save them, and describe the fit."""
-    check_output(out, overwrite)
-    if checkpoint.shard is not None:
-        raise DataError("shards are for `cme-dask fit`: leave out --shard")
+    checkpoint.check()
+    check_output(out, model_file.OUTPUT, overwrite or checkpoint.folder is not None)
     sample = open_sample(store, x_columns=x)
-    checkpoint.prepare(overwrite)
+    run = checkpoint.run_of("features", estimator.get_params(), sample)
+    if checkpoint.is_complete(out, run):
+        return _complete(sample, out)
+    check_output(out, model_file.OUTPUT, overwrite)
     with ProgressLines() as progress, compute.open() as scheduler:
         with PeakMemory(scheduler) as memory:
             estimator.fit(
@@ -330,8 +351,7 @@ def fit_features(
                 checkpoint=checkpoint.folder,
                 **compute.place(scheduler),
             )
-        estimator.save(out, overwrite=overwrite)
-        checkpoint.finish()
+        checkpoint.save(estimator.model_, out, overwrite, run)
         report = estimator.report_
         progress.say(f"fitted {report.rows:,} rows in {report.seconds:.3g} s")
     model = estimator.model_
@@ -360,7 +380,7 @@ def transform_store(
     overwrite: bool,
 ) -> Result:
     """Write the features of the rows of a store to a new store, and describe the result."""
-    check_output(out, overwrite)
+    check_output(out, writer.OUTPUT, overwrite)
     features = PivotedCholesky.load(model)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
         report = features.transform_store(
@@ -398,6 +418,9 @@ def transform_store(
 
 
 OUTPUTS = {"model": "model.zarr", "trace": "tuning.json", "picture": "tuning.png"}
+TRACE = json_file("search for kernels")
+
+_KINDS = {"model.zarr": model_file.OUTPUT, "tuning.json": TRACE, "tuning.png": PICTURE}
 
 
 def tune(
@@ -416,7 +439,7 @@ def tune(
     """
     if None not in (options.kernel_x, options.kernel_y):
         raise DataError("both kernels are given: there is nothing to tune")
-    prepare_folder(out, OUTPUTS.values(), overwrite)
+    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, {"--report": compute.report})
     paths = {key: out / name for key, name in OUTPUTS.items()}
     sample = rows.open(options)
     with ProgressLines() as progress, compute.open() as scheduler:
@@ -427,8 +450,7 @@ def tune(
         result = {"store": sample.location, **fit, "tuning": tuning}
         result["outputs"] = {key: str(path) for key, path in paths.items()}
         result["outputs"]["picture"] = draw(result, paths["picture"], overwrite, progress)
-    with writing(paths["trace"], overwrite=overwrite) as aside, disk_errors(paths["trace"]):
-        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+    write_json(paths["trace"], TRACE, result, overwrite=overwrite)
     return result
 
 
@@ -436,11 +458,10 @@ def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -
     """The picture of a search, where it can be drawn."""
     if not drawing.available():
         progress.say(f"no picture: {drawing.MISSING}")
-        with disk_errors(path):
-            path.unlink(missing_ok=True)  # a picture of an earlier run would be wrong
+        withdraw(path, PICTURE)  # that of an earlier run would be wrong
         return None
     names = [name for key in "xy" for name in result["variables"][key]["columns"]]
-    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+    with writing(path, PICTURE, overwrite=overwrite) as aside, disk_errors(path):
         tuning_picture(result["tuning"], names, aside)
     return str(path)
 
@@ -482,7 +503,7 @@ def grow_model(
     DataError, StoreError, ResourceError, ConvergenceError
         As ``partial_fit``; and if the model has functions other than events.
     """
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     earlier = load_only(JointModel, model)
     sample = open_sample(store)
     with ProgressLines() as progress, compute.open() as scheduler:
@@ -531,6 +552,6 @@ def merge_models(models: Sequence[str], out: Path, overwrite: bool) -> dict[str,
     """
     if len(models) < 2:
         raise DataError(f"merging takes at least two models, got {len(models)}")
-    check_output(out, overwrite)
+    check_output(out, model_file.OUTPUT, overwrite)
     merge(models).save(out, overwrite=overwrite)
     return {"merged": list(models), **describe(str(out))}

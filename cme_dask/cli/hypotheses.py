@@ -244,13 +244,11 @@ def _tested(
     from cme_dask.cli.fitting import describe_memory
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.run_report import PeakMemory
-    from cme_dask.errors import DataError
 
     compute: Compute = options.pop("compute")
     checkpoint: CheckpointOptions = options.pop("checkpoint")
-    if checkpoint.shard is not None:
-        raise DataError("shards are for `cme-dask fit`: leave out --shard")
-    checkpoint.prepare(options.pop("overwrite"))
+    del options["overwrite"]  # of the report
+    checkpoint.check()
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
         result: SignificanceResult = test(
             *samples,

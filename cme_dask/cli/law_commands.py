@@ -81,7 +81,7 @@ def predict(
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables
-    from cme_dask.data.store import check_output
+    from cme_dask.data.atomic import check_output
 
     of_points = bool(given) or points is not None
     if (store is None) != of_points:
@@ -95,7 +95,7 @@ def predict(
         )
         return result, tables.store_answer_tables(result)
     if out is not None:
-        check_output(out, overwrite)
+        check_output(out, job.TABLE, overwrite)
     result = job.predict_points(query, model, given, points)
     if out is not None:
         result = job.write_points(result, out, overwrite)

@@ -1,6 +1,8 @@
 """Options that several commands share, and options that come from the schema of jobs."""
 
 import functools
+import glob
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +10,16 @@ from typing import Any, TypeVar
 
 import click
 
-from cme_dask.cli.values import Flag, columns, count, option, output, share
+from cme_dask.cli.values import (
+    Flag,
+    columns,
+    count,
+    option,
+    output,
+    output_folder,
+    share,
+    source,
+)
 
 # Options from the schema of jobs
 
@@ -79,6 +90,55 @@ class SchemaCommand(click.Command):
     @params.setter
     def params(self, declared: list[Any]) -> None:
         self._declared = declared
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless its outputs would harm each other or what it reads."""
+        from cme_dask.data.atomic import check_apart
+
+        paths: dict[Any, dict[str, Any]] = {kind: {} for kind in (output, output_folder, source)}
+        for parameter in self.params:
+            value, kind = ctx.params.get(parameter.name or ""), role(parameter)
+            if value and kind is not None:
+                paths[kind][_called(parameter)] = value
+        if paths[output] or paths[output_folder]:
+            inputs = [
+                (f"input {name}", path)
+                for name, given in paths[source].items()
+                for path in local_paths(given)
+            ]
+            check_apart(paths[output], inputs, paths[output_folder])
+        return super().invoke(ctx)
+
+
+def role(parameter: click.Parameter) -> Any:
+    """What the value of a parameter is: ``output``, ``output_folder``, ``source``; None: no path.
+
+    Texts among the arguments, which commands have for paths alone, are read.
+    """
+    if isinstance(parameter.type, click.Path):
+        return source
+    if isinstance(parameter, click.Argument) and parameter.type is click.STRING:
+        return source
+    function = getattr(parameter.type, "func", None)
+    return function if function in (output, output_folder, source) else None
+
+
+def _called(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len)
+    return parameter.make_metavar(click.Context(click.Command("cme"))).strip("[].")
+
+
+def local_paths(given: Any) -> list[Path]:
+    """The files and stores that are there by a path or pattern, or by several."""
+    if isinstance(given, Path):  # a folder is no store here, but where files are
+        return [given] if given.is_file() else []
+    if not isinstance(given, str):
+        return [path for each in given for path in local_paths(each)]
+    text = given.removeprefix("file://")
+    if "://" in text:
+        return []
+    return [Path(text)] if os.path.exists(text) else [Path(path) for path in glob.glob(text)]
 
 
 # Options that several commands share
@@ -167,9 +227,10 @@ source_options = together(
 )
 
 
-def out_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:
-    """The path of the output."""
-    return click.option("--out", required=required, type=output, metavar="PATH", help=text)
+def out_option(text: str, *, required: bool = True, folder: bool = False) -> Callable[[Any], Any]:
+    """The path of the output, or a folder of several."""
+    kind = output_folder if folder else output
+    return click.option("--out", required=required, type=kind, metavar="PATH", help=text)
 
 
 def log_option(command: Command) -> Callable[..., Any]:
@@ -300,17 +361,16 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             "--checkpoint",
             type=output,
             metavar="DIR",
-            help="Folder, shared by all workers, for partial sums until the output is complete.",
+            help="Folder, shared by all workers, for partial sums until the output is complete. "
+            "After an interruption, repeat the same command.",
         ),
-        click.option(
-            "--resume", is_flag=True, help="Continue the run that is saved in --checkpoint."
-        ),
+        click.option("--resume", is_flag=True, hidden=True),  # which --checkpoint does by itself
         click.option(
             "--shard",
             type=share,
             metavar="I/K",
             help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
-            "with --resume instead then adds them up.",
+            "without --shard then adds them up.",
         ),
     )
     return folder(checkpointing)  # type: ignore[no-any-return]

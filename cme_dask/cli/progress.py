@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import TaskID
 
-from cme_dask.data.store import disk_errors
+from cme_dask.data.atomic import disk_errors
+from cme_dask.errors import DataError
 from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # What happens in a run, as lines of JSON, by way of Python's own ``logging``
 
+
+_HEAD = 1 << 12  # bytes
 
 LOGGER = logging.getLogger("cme_dask")
 
@@ -104,6 +107,7 @@ def logging_to(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    _check_log(path)
     with disk_errors(path):
         handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(JsonLines())
@@ -116,6 +120,17 @@ def logging_to(path: Path | None) -> Iterator[None]:
             LOGGER.error(str(error) or type(error).__name__, extra=what)
             raise
         LOGGER.info("ended", extra={"event": "ended"})
+
+
+def _check_log(path: Path) -> None:
+    """DataError if lines would be appended to a file that holds others."""
+    with disk_errors(path):
+        if not path.is_file() or not path.stat().st_size:
+            return
+        with path.open("rb") as file:
+            head = file.read(_HEAD).partition(b"\n")[0]
+    if not (head.startswith(b'{"time": ') and b'"event": ' in head):
+        raise DataError(f"{path} is no log of cme_dask: choose another file (--log)")
 
 
 # How far a command is, for people, on stderr

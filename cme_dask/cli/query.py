@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.data.atomic import Kind, check_output, disk_errors, writing
 from cme_dask.data.columns import Columns
-from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.errors import DataError
 from cme_dask.models import load, only
 from cme_dask.models.embedding import LinearEmbedding
@@ -23,6 +23,7 @@ from cme_dask.models.query import EmbeddingQuery, LawQuery, Query
 
 Array = Any
 
+_LONGEST_HEADER = 1 << 20
 _CONVERSION = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)'", re.DOTALL)
 
 
@@ -288,6 +289,21 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
     }
 
 
+def _is_table(path: Path) -> bool:
+    """Whether the header of a CSV file is one of :func:`write_points`."""
+    with path.open("rb") as file:
+        header = file.readline(_LONGEST_HEADER)
+    try:
+        names = next(csv.reader([header.decode()]), [])
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    answer = re.compile(r".+ (mean|std|q[0-9.e-]+)|P\(.+\)|effective support", re.DOTALL)
+    return header.startswith(b'"') and any(map(answer.fullmatch, names[1:]))
+
+
+TABLE = Kind("table of points and answers", _is_table)
+
+
 def write_points(result: Result, out: Path, overwrite: bool) -> Result:
     """Write points and the answers beside them to a CSV file, whole or not at all."""
     import pyarrow as pa
@@ -295,7 +311,7 @@ def write_points(result: Result, out: Path, overwrite: bool) -> Result:
 
     columns = [*zip(*result["points"], strict=True), *zip(*result["values"], strict=True)]
     table = pa.table(list(map(pa.array, columns)), names=[*result["columns"], *result["answers"]])
-    with writing(out, overwrite=overwrite) as aside, disk_errors(out):
+    with writing(out, TABLE, overwrite=overwrite) as aside, disk_errors(out):
         csv.write_csv(table, aside)
     retained = {key: result[key] for key in ("model", "given", "answers")}
     return {**retained, "out": str(out), "rows": len(result["points"])}
@@ -316,11 +332,12 @@ def predict_store(
     from cme_dask.cli.fitting import describe_memory
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.run_report import PeakMemory
+    from cme_dask.data.outputs import OUTPUT
     from cme_dask.passes.driver import RunOptions
     from cme_dask.passes.lazy_laws import given_rows
     from cme_dask.passes.write import write_answers
 
-    check_output(out, overwrite)
+    check_output(out, OUTPUT, overwrite)
     rows = given_rows(store, query.given, reverse=query.reverse)
     with ProgressLines() as progress, compute.open() as scheduler, PeakMemory(scheduler) as memory:
         executor = RunOptions(scheduler, compute.workers, compute.memory_limit).executor()

@@ -14,7 +14,7 @@ from cme_dask.cli.options import (
     out_option,
     overwrite_option,
 )
-from cme_dask.cli.values import count, output
+from cme_dask.cli.values import count, output, output_folder
 
 
 @cli.command(
@@ -29,7 +29,7 @@ from cme_dask.cli.values import count, output
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the input files.  [default: the job file's]",
 )
-@out_option("Folder of the outputs.  [default: the name of the job]", required=False)
+@out_option("Folder of the outputs.  [default: the name of the job]", required=False, folder=True)
 @click.option(
     "--set",
     "changes",
@@ -77,7 +77,7 @@ def run(
 @click.option("--rows", type=count, default=10**7, help="Rows of the sample.  [default: 1e7]")
 @click.option(
     "--out",
-    type=output,
+    type=output_folder,
     metavar="PATH",
     default=Path("demo"),
     help="Folder of the outputs.  [default: demo]",

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import json
-import shutil
 import sys
 import threading
 import time
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 from cme_dask.cli.progress import Remembered, handling
-from cme_dask.data.store import check_output, disk_errors, writing
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.data.atomic import Kind, check_output, disk_errors, writing
+from cme_dask.errors import ResourceError
 from cme_dask.models import plots as drawing
 from cme_dask.models.plots import PALETTE, picture
 from cme_dask.passes.driver import A_WORKER
@@ -191,6 +190,17 @@ Result = dict[str, Any]
 FILES = ("report.json", "memory.csv", "memory.png", "events.jsonl", "dask.html")
 SCHEMA_VERSION = 1
 
+
+def _is_report(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    if not names <= set(FILES):
+        return False
+    result = json.loads((folder / "report.json").read_text())
+    return isinstance(result, dict) and result.get("kind") == "report"
+
+
+REPORT = Kind("report", _is_report)
+
 _NO_BOKEH = "Dask's performance report needs bokeh, install cme-dask[report]"
 _SERIES = 10  # processes that the picture names; of more, the largest
 _MEGA = 1e6
@@ -221,11 +231,12 @@ def reporting(
     if folder is None:
         yield
         return
-    _check(folder, overwrite)
+    check_output(folder, REPORT, overwrite)
     client = None if scheduler is None or isinstance(scheduler, str) else scheduler
     begun, begin = time.time(), time.perf_counter()
-    # The old one stays until the new one is whole.
-    with _aside(folder) as aside:
+    with writing(folder, REPORT, overwrite=overwrite) as aside:
+        with disk_errors(folder):
+            aside.mkdir()
         events = Remembered()
         memory = MemoryTimeline(_readings(client))
         with contextlib.ExitStack() as stack:
@@ -248,33 +259,6 @@ def reporting(
         }
         with disk_errors(folder):
             _write(aside, result, memory, events)
-
-
-def _check(folder: Path, overwrite: bool) -> None:
-    """Refuse what would replace anything but an earlier report."""
-    if not folder.exists():
-        check_output(folder, overwrite=False)
-        return
-    ours = folder.is_dir() and {path.name for path in folder.iterdir()} <= set(FILES)
-    if not ours or not (folder / "report.json").exists():
-        raise DataError(f"{folder} exists and is no report: choose another folder (--report)")
-    if not overwrite:
-        raise DataError(
-            f"{folder} already exists: choose another folder (--report) or replace it (--overwrite)"
-        )
-
-
-@contextlib.contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A new folder beside this one, which takes its place if the block ends well."""
-    new = folder.with_name(f".{folder.name}.new")
-    with writing(new) as aside:
-        aside.mkdir()
-        yield aside
-    with disk_errors(folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-        new.rename(folder)
 
 
 def _readings(client: Any) -> Callable[[], Mapping[str, int]]:

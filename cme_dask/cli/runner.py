@@ -1,6 +1,5 @@
 """A job from start to end: sample, fit, save, score, compare with the nearest rows, report."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +22,8 @@ from cme_dask.cli.points import Questions, along_curves, compare, nearest
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import IngestSection, Job, SampleSection
 from cme_dask.cli.scoring import evaluate
-from cme_dask.data.store import disk_errors, writing
+from cme_dask.data import model_file, writer
+from cme_dask.data.atomic import PICTURE, disk_errors, json_file, withdraw, write_json, writing
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.held_out import like_fit
@@ -40,6 +40,14 @@ OUTPUTS = {
     "scores": "scores.png",
     "reliability": "reliability.png",
     "laws": "laws.png",
+}
+REPORT = json_file("job")
+
+_KINDS = {
+    **{name: PICTURE for name in OUTPUTS.values() if name.endswith(".png")},
+    "sample.zarr": writer.OUTPUT,
+    "model.zarr": model_file.OUTPUT,
+    "report.json": REPORT,
 }
 
 
@@ -65,7 +73,7 @@ def run_job(
     """
     begin = time.perf_counter()
     questions = Questions.of(job)
-    prepare_folder(out, OUTPUTS.values(), overwrite)
+    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, {"--report": compute.report})
     paths = {key: out / name for key, name in OUTPUTS.items()}
     origin = _make_sample(job, data, paths["sample"], overwrite, progress)
     sample = open_sample(paths["sample"])
@@ -104,8 +112,7 @@ def run_job(
     for key, path in _pictures(result, paths, overwrite, progress).items():
         result["outputs"][key] = path
     result["seconds"] = time.perf_counter() - begin
-    with writing(paths["report"], overwrite=overwrite) as aside, disk_errors(paths["report"]):
-        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+    write_json(paths["report"], REPORT, result, overwrite=overwrite)
     return result
 
 
@@ -127,6 +134,7 @@ def _ingest(
         [file if "://" in file else str(data / file) for file in section.files],
         path,
         **section.model_dump(exclude={"files"}),
+        resume=True,
         overwrite=overwrite,
         progress=progress.ingest,
     )
@@ -177,10 +185,9 @@ def _pictures(
     for key, (requested, draw) in drawings.items():
         written[key] = str(paths[key]) if requested and drawing.available() else None
         if written[key] is None:
-            with disk_errors(paths[key]):
-                paths[key].unlink(missing_ok=True)
+            withdraw(paths[key], PICTURE)
             continue
-        with writing(paths[key], overwrite=overwrite) as aside, disk_errors(paths[key]):
+        with writing(paths[key], PICTURE, overwrite=overwrite) as aside, disk_errors(paths[key]):
             draw(aside)
     if not drawing.available():
         progress.say(f"no pictures: {drawing.MISSING}")

@@ -177,6 +177,16 @@ def output(value: str | Path) -> Path:
     return Path(value)
 
 
+def output_folder(value: str | Path) -> Path:
+    """A local folder that takes several outputs, each of which is replaced by itself."""
+    return output(value)
+
+
+def source(value: str) -> str:
+    """A path or URL that is read."""
+    return value
+
+
 def counts(value: str) -> tuple[int, ...]:
     """Counts, separated by commas."""
     return tuple(count(part) for part in value.split(","))

@@ -5,12 +5,9 @@ output to be, ``state.json``, written last and by an atomic rename, and the arra
 """
 
 import contextlib
-import fcntl
-import glob
 import json
 import os
-import shutil
-import socket
+import re
 import uuid
 import zipfile
 from collections.abc import Mapping
@@ -20,8 +17,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from cme_dask.data.store import check_output, disk_errors, publish, work_folder
-from cme_dask.errors import DataError, switch
+from cme_dask.data.atomic import (
+    Kind,
+    check_output,
+    disk_errors,
+    locked,
+    publish,
+    remove,
+    sync,
+    work_folder,
+)
+from cme_dask.errors import DataError, switch, wording
 
 Array = Any
 
@@ -38,6 +44,8 @@ class ResumableOutput:
     ----------
     output
         Local path of the output.
+    kind
+        What it is.
     overwrite
         Replace an output that is there, and drop interrupted work on it.
     resume
@@ -50,8 +58,10 @@ class ResumableOutput:
         neither of the two was asked for.
     """
 
-    def __init__(self, output: str | os.PathLike[str], *, overwrite: bool, resume: bool) -> None:
-        self._target = check_output(output, overwrite)
+    def __init__(
+        self, output: str | os.PathLike[str], kind: Kind, *, overwrite: bool, resume: bool
+    ) -> None:
+        self._target, self._kind = check_output(output, kind, overwrite), kind
         self._overwrite, self._resume = overwrite, resume
         self._folder = work_folder(self._target)
         self._lock: int | None = None
@@ -69,6 +79,7 @@ class ResumableOutput:
 
     def __enter__(self) -> Self:
         with disk_errors(self._target):
+            self._check_ours()
             self._lock = locked(self._folder, self._target)
             try:
                 self._state = self._found()
@@ -83,29 +94,62 @@ class ResumableOutput:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and self._state is not None:
+            error.add_note(wording(self.advice).replace("resume=True", "resume=True or --resume"))
         try:
             if self._state is None:
                 self._clear()
         finally:
             self._release()
 
+    def _check_ours(self) -> None:
+        """DataError if the folder was made by something else."""
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self._folder)
+            if names and _LOCK not in names:
+                raise DataError(
+                    f"{self._folder} is in the way and was not made by cme_dask: remove it "
+                    "yourself, or choose another output"
+                )
+
     def _found(self) -> dict[str, Any] | None:
         """The state that lies there, if it is wanted."""
         path = self._folder / _STATE
-        for trash in self._folder.parent.glob(f"{glob.escape(self._folder.name)}.*"):
-            _remove(trash)  # of one who was cut off while clearing up
+        trash = re.compile(rf"{re.escape(self._folder.name)}\.[0-9a-f]{{8}}")
+        for name in filter(trash.fullmatch, os.listdir(self._folder.parent)):
+            remove(self._folder.with_name(name))  # of one who was cut off while clearing up
         there = path.exists() and self.store.exists()  # or it was published just before the end
         if there and self._resume:
-            return _read(path)
+            try:
+                return _read(path)
+            except DataError:
+                if not self._overwrite:
+                    raise
         if there and not self._overwrite:
             raise DataError(
                 f"an interrupted ingest of {self._target} lies in {self._folder}: "
                 f"{switch('resume')} continues it, {switch('overwrite')} starts again"
             )
-        for name in os.listdir(self._folder):  # without a state nothing of it is of use
-            if name != _LOCK:
-                _remove(self._folder / name)
+        self._empty()  # without a state nothing of it is of use
         return None
+
+    @property
+    def advice(self) -> str:
+        """How to go on after an interruption."""
+        how = "the same again" if self._resume else switch("resume")
+        return f"what was read is kept: {how} continues"
+
+    def restart(self) -> bool:
+        """Drop the interrupted work if an output may be overwritten; whether it was dropped."""
+        if self._overwrite:
+            self._state = None
+            self._empty()
+        return self._overwrite
+
+    def _empty(self) -> None:
+        for name in os.listdir(self._folder):
+            if name != _LOCK:
+                remove(self._folder / name)
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of the last checkpoint."""
@@ -127,6 +171,7 @@ class ResumableOutput:
         with disk_errors(self._target):
             try:
                 np.savez(self._folder / name, **dict(arrays))
+                sync(self._folder / name)
             except OSError:
                 (self._folder / name).unlink(missing_ok=True)  # the former checkpoint holds
                 raise
@@ -147,7 +192,14 @@ class ResumableOutput:
     def publish(self) -> None:
         """Put the store in the place of the output, whole, and leave nothing else behind."""
         with disk_errors(self._target):
-            publish(self.store, self._target)
+            # Two steps: the work folder must not hold what is replaced as if it were ours.
+            publish(
+                self.store,
+                self._target,
+                self._kind,
+                overwrite=self._overwrite,
+                exchange=False,
+            )
         self._state = None
 
     def _clear(self) -> None:
@@ -155,49 +207,12 @@ class ResumableOutput:
         trash = self._folder.with_name(f"{self._folder.name}.{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(OSError):
             self._folder.rename(trash)
-            _remove(trash)
+            remove(trash)
 
     def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)  # which unlocks
             self._lock = None
-
-
-def locked(folder: Path, target: Path, *, shared: bool = False) -> int:
-    """A descriptor that holds the lock of a folder, made if need be; possibly beside others.
-
-    The system drops the lock when its process ends, however it does, so that none is ever stale.
-    """
-    while True:
-        folder.mkdir(exist_ok=True)
-        path = folder / _LOCK
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the folder went away in between
-            continue
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace")
-            os.close(descriptor)
-            raise DataError(
-                f"{target} is being written by {holder or 'another process'}: wait for it, or "
-                "choose another path"
-            ) from None
-        if _same(descriptor, path):
-            with contextlib.suppress(OSError):  # who holds it is for messages alone
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            return descriptor
-        os.close(descriptor)  # the folder was renamed away while we waited: lock the new one
-
-
-def _same(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -209,10 +224,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise DataError(f"{path} is damaged: {switch('overwrite')} starts again")
     return state
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import norm
 
 from cme_dask.config import SCENARIOS
+from cme_dask.data.atomic import check_room
 from cme_dask.data.columns import Columns
-from cme_dask.data.store import check_room
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError
 

@@ -6,7 +6,7 @@ import os
 import time as clock
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
@@ -14,12 +14,14 @@ from fsspec.core import has_magic, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.config import NULL_VALUES, SAMPLE_SIZE
+from cme_dask.data.atomic import check_apart
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
 from cme_dask.data.tables import Source, display_name, listed
 from cme_dask.data.typed import Decoded, Decoder, Encoder
 from cme_dask.data.writer import (
+    OUTPUT,
     Described,
     Roles,
     SampleWriter,
@@ -214,13 +216,18 @@ class Run:
         self._position: dict[str, Any] | None = None
         self._marks: list[str] = []  # fingerprints of the files begun
         resumed = None
+        try:
+            if resumable.state is not None:
+                self._check_same(resumable.state)
+                resumed = resumable.arrays()
+        except DataError:
+            if not resumable.restart():
+                raise
         if (state := resumable.state) is not None:
-            self._check_same(state)
             self._encoder.restore(state["encoder"])
             self._missing, self._rows_read = state["missing"], state["rows_read"]
             self._done, self._position = state["done"], state["position"]
             self._marks = state["marks"]
-            resumed = resumable.arrays()
         self._rows_resumed = self._rows_read
         layout = plan.layout
         self._writer = SampleWriter(
@@ -283,8 +290,7 @@ class Run:
         except CmeDaskError as error:
             if self._resumable.state is None:
                 raise
-            retained = f"what was read is kept: {switch('resume')} continues"
-            raise type(error)(f"{error} ({retained})") from error
+            raise type(error)(f"{error} ({self._resumable.advice})") from error
 
     def _batches(self) -> Iterator[tuple[Source, Decoded]]:
         plan = self._plan
@@ -433,8 +439,8 @@ def ingest(
         Go on with an interrupted ingestion of the same files to the same output; the result is the
         same, byte for byte. Without one it starts from the beginning.
     overwrite
-        Replace an earlier output when the new one is whole. Unless ``resume`` is given as well, an
-        interrupted ingestion is dropped.
+        Replace an earlier output when the new one is whole. An interrupted ingestion is dropped
+        unless ``resume`` is given as well and it is of the same arguments and files.
     storage_options
         Of the URLs' fsspec file system.
     block_bytes
@@ -466,7 +472,7 @@ def ingest(
     units = dict(units or {})
     _check_units(units, layout)
     sources = find_sources(files, storage_options=storage_options, block_bytes=block_bytes)
-    _spare_inputs(sources, Path(output))
+    check_apart({"the output": output}, [("input", source.name) for source in sources])
     for source in sources:  # a wrong name in the last file should not cost the time of all others
         _check_columns(source, layout)
     columns = layout.columns(units, {})
@@ -476,7 +482,7 @@ def ingest(
         else chunk_rows_for(columns, target_chunk)
     )
     plan = Plan(layout, missing, tuple(null_values), rows, seed, units)
-    with ResumableOutput(output, overwrite=overwrite, resume=resume) as resumable:
+    with ResumableOutput(output, OUTPUT, overwrite=overwrite, resume=resume) as resumable:
         run = Run(plan, sources, resumable)
         with contextlib.closing(run):
             run.read(progress)
@@ -520,19 +526,6 @@ def _check_columns(source: Source, layout: Layout) -> None:
     twice = [name for name in requested if result.count(name) > 1]
     if twice:
         raise DataError(f"the header of {source.name} has {listed(twice)} more than once")
-
-
-def _spare_inputs(sources: Sequence[Source], output: Path) -> None:
-    """Refuse an output whose overwriting would delete an input, or that lies inside one."""
-    target = output.resolve()
-    for source in sources:
-        if "://" in source.name:
-            continue
-        path = Path(source.name).resolve()
-        if path.is_relative_to(target):
-            raise DataError(f"the output {output} would replace the input {source.name}")
-        if target.is_relative_to(path):
-            raise DataError(f"the output {output} lies inside the input {source.name}")
 
 
 # Rows of any Zarr store, however chunked, as a well-chunked sample store

@@ -6,22 +6,23 @@ from typing import Any
 
 import zarr
 
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored, writing
 from cme_dask.data.store import (
-    ATTRIBUTE,
-    disk_errors,
     is_listing,
     open_zarr,
     read_array,
     read_attribute,
     sealed,
     write_array,
-    writing,
 )
 from cme_dask.errors import StoreError
 
 Array = Any
 
 KIND, SCHEMA_VERSION = "model", 2
+
+OUTPUT = stored(KIND)
+"""What a saved model is, among outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,28 +48,54 @@ class ModelState:
 
 
 def write_model(
-    path: str | os.PathLike[str], state: ModelState, *, overwrite: bool = False
+    path: str | os.PathLike[str],
+    state: ModelState,
+    *,
+    overwrite: bool = False,
+    run: str | None = None,
 ) -> None:
     """Write a model to a local folder, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    state
+        The model.
+    overwrite
+        Whether it may replace an earlier model.
+    run
+        Fingerprint of the run that made it, which :func:`run_of` reads.
 
     Raises
     ------
     DataError
-        If the path exists and ``overwrite`` is not set.
+        If the path exists and ``overwrite`` is not set, or it is no model.
     ResourceError
         If the disk is full or read-only.
     """
-    with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+    with writing(path, OUTPUT, overwrite=overwrite) as aside, disk_errors(path):
         group = zarr.open_group(str(aside), mode="w", zarr_format=3)
         group.attrs[ATTRIBUTE] = sealed(
             {
                 "kind": KIND,
                 "schema_version": state.schema_version,
+                **({} if run is None else {"run": run}),
                 "type": state.type,
                 "description": state.description,
                 "arrays": {n: write_array(group, n, values) for n, values in state.arrays.items()},
             }
         )
+
+
+def run_of(path: str | os.PathLike[str]) -> str | None:
+    """Fingerprint of the run that made the model at a path; None if that is not known."""
+    try:
+        group = open_zarr(path)
+        run = read_attribute(group, KIND, SCHEMA_VERSION, os.fspath(path)).get("run")
+    except StoreError:
+        return None
+    return run if isinstance(run, str) else None
 
 
 def read_model(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import zarr
 
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored
 from cme_dask.data.columns import Columns
-from cme_dask.data.store import ATTRIBUTE, compressors, disk_errors
+from cme_dask.data.store import compressors
 from cme_dask.data.writer import create_rows, finish_sample
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.folds import RowSample
@@ -149,6 +150,9 @@ class ChunkWriter:
 
 
 KIND, SCHEMA_VERSION = "answers", 1
+
+OUTPUT = stored(KIND, "store of answers")
+"""What such a store is, among outputs."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, sync, sync_tree
 from cme_dask.data.store import (
-    ATTRIBUTE,
-    disk_errors,
     is_listing,
     open_zarr,
     read_array,
@@ -70,14 +69,14 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
             metadata = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
             group.attrs[ATTRIBUTE] = sealed({**metadata, "arrays": arrays})
             if flush:
-                _flush(aside)
+                sync_tree(aside)
             try:
                 aside.rename(path)
             except OSError:
                 if not path.exists():
                     raise
             if flush:
-                _sync(path.parent)  # its new name
+                sync(path.parent)  # its new name
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -153,21 +152,6 @@ def _decoded(tree: Any, flat: Mapping[str, Array], kinds: Kinds) -> Any:
         return {_decoded(k, flat, kinds): _decoded(v, flat, kinds) for k, v in tree["map"]}
     made = {name: _decoded(item, flat, kinds) for name, item in tree["fields"].items()}
     return {kind.__name__: kind for kind in kinds}[tree["type"]](**made)
-
-
-def _flush(folder: Path) -> None:
-    """Wait until all files in a folder are on the disk."""
-    for here, _, names in os.walk(folder):
-        for name in (*names, "."):
-            _sync(os.path.join(here, name))
-
-
-def _sync(path: str | os.PathLike[str]) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, values: Mapping[str, Any], *, replace: bool = True) -> bool:

@@ -18,7 +18,14 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from cme_dask.data.store import DECODE_ERRORS, GuardedStore, brief, check_chunk, packed_bytes
+from cme_dask.data.store import (
+    DECODE_ERRORS,
+    GuardedStore,
+    brief,
+    check_access,
+    check_chunk,
+    packed_bytes,
+)
 from cme_dask.errors import DataError, StoreError
 
 Array = Any
@@ -412,6 +419,7 @@ class ZarrSource(RowSource):
         except StoreError:  # a missing chunk, named
             raise
         except DECODE_ERRORS as error:
+            check_access(error, self.array.store)
             raise self._locate(start, stop, error) from error
         if self.whole:
             self._check_filled(start, rows)

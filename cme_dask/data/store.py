@@ -1,23 +1,17 @@
-"""Zarr groups as files of ours: written aside and renamed, read without trust.
-
-Zarr groups as files of ours: a described kind, a schema version, checksummed arrays.
+"""Zarr groups as files of ours: a described kind, a schema version, checksummed arrays.
 
 The group attribute ``cme_dask`` describes what is inside. It is written last, so a group without it
 was never finished, and closed by a checksum of its own. What is read may come from anybody: nothing
 in it is executed, and memory is taken only for what the files can hold.
 """
 
-import contextlib
 import errno
 import json
 import math
 import os
-import shutil
 import stat
-import time
-import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -28,140 +22,8 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
-from cme_dask.errors import DataError, ResourceError, StoreError, remedy, switch
-
-# Write aside, rename last: an output is either whole or absent
-
-
-ATTRIBUTE = "cme_dask"
-"""Attribute of a Zarr group that describes what is inside; written last."""
-
-
-def check_room(path: str | os.PathLike[str], size: int, what: str) -> None:
-    """ResourceError unless the disk of an output has room for it.
-
-    Parameters
-    ----------
-    path
-        The output.
-    size
-        Bytes that it takes.
-    what
-        What takes them, for the message.
-    """
-    folder = Path(path).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise ResourceError(
-            f"{what} take about {size / 1e9:,.3g} GB, the disk of {folder} has "
-            f"{free / 1e9:,.3g} GB free: ask for fewer rows, or choose another path"
-        )
-
-
-def check_output(path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """Refuse an output before any work is done for it.
-
-    Raises
-    ------
-    DataError
-        If the path is a URL, exists without ``overwrite``, or its folder is missing.
-    ResourceError
-        If its folder can't be written to.
-    """
-    if "://" in str(path):
-        raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
-    target = Path(path)
-    with disk_errors(target):
-        there, folder = os.path.lexists(target), target.is_dir()
-    if folder and overwrite and not _is_ours(target):
-        raise DataError(
-            f"{target} is a folder that cme_dask did not write: it will not be overwritten; choose "
-            "another path, or remove it yourself"
-        )
-    if there and not overwrite:
-        raise DataError(
-            f"{target} already exists: choose another path or overwrite it ({switch('overwrite')})"
-        )
-    parent = target.absolute().parent
-    if not parent.is_dir():
-        raise DataError(f"the folder {parent} of the output does not exist: create it first")
-    if not os.access(parent, os.W_OK):
-        raise ResourceError(f"the folder {parent} can't be written to: check its permissions")
-    return target
-
-
-@contextlib.contextmanager
-def writing(path: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """A side path to write to; it takes the place of ``path`` when the block ends well.
-
-    On any error the side path is removed and an earlier output stays as it was.
-    """
-    target = check_output(path, overwrite)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        yield aside
-        with disk_errors(target):
-            publish(aside, target)
-    finally:
-        _remove(aside)
-
-
-def work_folder(target: Path) -> Path:
-    """Where work on an output goes on that may be resumed, beside it."""
-    return target.with_name(f".{target.name}.partial")
-
-
-@contextlib.contextmanager
-def disk_errors(target: object) -> Iterator[None]:
-    """Turn a full or read-only disk into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"the disk is full while writing {target}: free some space and run it again; "
-                "nothing was left half-written"
-            ) from error
-        raise ResourceError(f"{target} can't be written: {error.strerror or error}") from error
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder is a finished store of ours, by the attribute that is written last."""
-    try:
-        described = json.loads((folder / "zarr.json").read_text())["attributes"]
-        return ATTRIBUTE in described
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def publish(aside: Path, target: Path) -> None:
-    """Put a whole output in its place; an earlier one is there until then."""
-    if not os.path.lexists(target):  # a link that leads nowhere is there, too
-        aside.rename(target)
-        return
-    old = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.old")
-    target.rename(old)
-    try:
-        aside.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    """Remove a path; threads that wrote when we were interrupted may still add to it."""
-    for pause in (0.0, 0.1, 0.3, 1.0):
-        time.sleep(pause)
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        if not path.exists():
-            return
-
+from cme_dask.data.atomic import ATTRIBUTE, recover, work_folder
+from cme_dask.errors import ResourceError, StoreError, remedy
 
 # A local folder of Zarr files that may come from anybody: only its own plain files are read
 
@@ -282,6 +144,18 @@ _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not know
 }
 
 
+_ACCESS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+
+
+def check_access(error: BaseException, location: object) -> None:
+    """ResourceError if reading failed for want of access, which tells nothing of what is stored."""
+    if isinstance(error, OSError) and error.errno in _ACCESS:
+        where = error.filename or location
+        raise ResourceError(
+            f"{where} can't be read: {error.strerror}; it may well be intact"
+        ) from error
+
+
 def brief(value: object) -> str:
     """What others say or files hold, in one line that is no longer than a sentence may be."""
     text = " ".join(str(value).split())
@@ -303,7 +177,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         where = where.removeprefix("file://")
     if "://" not in where:
         _check_finished(Path(where))
-    if "://" not in where and not os.path.exists(where):
+    if "://" not in where and not _exists(where):
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
         # Absolute, because workers of a cluster may have another working folder.
@@ -316,6 +190,7 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             f"{where} needs a package that is not installed: {brief(error)}"
         ) from error
     except DECODE_ERRORS as error:
+        check_access(error, where)
         if os.path.isfile(where):
             raise StoreError(
                 f"{where} is a file, a Zarr store is a folder: write tables to a store with "
@@ -323,6 +198,17 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
             ) from error
         raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
     return safe(result, where) if isinstance(result, zarr.Array) else result
+
+
+def _exists(path: str | os.PathLike[str]) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        check_access(error, path)
+        return False
+    return True
 
 
 def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
@@ -341,13 +227,15 @@ def safe(array: zarr.Array[Any], location: str) -> zarr.Array[Any]:
 
 def _check_finished(path: Path) -> None:
     """StoreError on a store that is being written, or that was when its writer was cut off."""
-    ours = path.name.startswith(".") and path.name.endswith(".partial")
-    if ours or (not path.exists() and work_folder(path).exists()):
+    if not os.path.lexists(path):
+        recover(path)  # of one who was killed while replacing it
+    ours = any(name.startswith(".") and name.endswith(".partial") for name in path.parts[-2:])
+    if ours or (not _exists(path) and _exists(work_folder(path))):
         raise StoreError(
             f"{path} is unfinished: it is still being written, or that was interrupted "
             + remedy(
                 "(cme_dask.ingest with resume=True goes on)",
-                "(the same command with --resume goes on)",
+                "(the same command goes on, ingest with --resume)",
             )
         )
 
@@ -452,6 +340,7 @@ def member(group: zarr.Group, name: str, location: str) -> Any:
     try:
         return group.get(name)
     except DECODE_ERRORS as error:
+        check_access(error, location)
         raise StoreError(
             f"the description of {name!r} in {location} is damaged ({brief(error)}): restore it "
             "from a copy or write it again"
@@ -493,6 +382,7 @@ def read_array(
         whole = _has_chunks(array)
         values = np.asarray(array[...] if whole else None)
     except DECODE_ERRORS as error:
+        check_access(error, location)
         raise StoreError(
             f"the array {name!r} of {location} is truncated or corrupt ({brief(error)}): {restore}"
         ) from error

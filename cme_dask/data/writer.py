@@ -12,9 +12,10 @@ import numpy as np
 import zarr
 
 from cme_dask.config import SAMPLE_SIZE
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored, writing
 from cme_dask.data.columns import Columns, check_finite, check_weights
 from cme_dask.data.sample import KIND, schema_version
-from cme_dask.data.store import ATTRIBUTE, compressors, disk_errors, sealed, write_array, writing
+from cme_dask.data.store import compressors, sealed, write_array
 from cme_dask.errors import DataError, ZeroWeights, option
 from cme_dask.numerics.folds import RowSample, draw, merge
 
@@ -94,6 +95,9 @@ class Statistics:
 
 # Write a sample store, batch by batch
 
+
+OUTPUT = stored(KIND, "sample store")
+"""What a sample store is, among outputs."""
 
 CHUNK_BYTES = 1 << 23
 MAX_CHUNK_ROWS = 1 << 26
@@ -178,7 +182,7 @@ def writing_sample(
     """
     check_chunk_rows(chunk_rows)
     check_seed(seed)
-    with writing(path, overwrite=overwrite) as aside:
+    with writing(path, OUTPUT, overwrite=overwrite) as aside:
         chunk = chunk_rows or default_chunk_rows(columns, expected_rows)
         writer = SampleWriter(aside, columns, weights, chunk, sample_size, seed)
         with contextlib.closing(writer):

@@ -14,9 +14,10 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.data.arrow import as_arrow, matrix_names
+from cme_dask.data.atomic import ATTRIBUTE
 from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ZarrSource, in_strips
-from cme_dask.data.store import ATTRIBUTE, DECODE_ERRORS, open_zarr, safe
+from cme_dask.data.store import DECODE_ERRORS, check_access, open_zarr, safe
 from cme_dask.data.tables import Batch, Kind, common_length, rows_per_batch
 from cme_dask.errors import DataError, ResourceError, StoreError
 
@@ -215,6 +216,7 @@ class ZarrTableSource:
             except StoreError:
                 raise
             except DECODE_ERRORS as error:
+                check_access(error, self.name)
                 raise StoreError(
                     f"the description of an array of {self.name} is damaged ({error}): restore it "
                     "from a copy or write it again"

@@ -17,10 +17,10 @@ from threadpoolctl import threadpool_limits
 
 from cme_dask import __version__
 from cme_dask.config import LEVELS
+from cme_dask.data.atomic import disk_errors, sync
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource, RowSource
-from cme_dask.data.store import disk_errors
-from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, switch
+from cme_dask.errors import CmeDaskError, DataError, ResourceError, option
 from cme_dask.estimators.peers import Method, Training, chosen_methods
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
@@ -259,7 +259,7 @@ class EndedRuns:
     Raises
     ------
     DataError
-        If the file is of other settings.
+        If the file is of other settings, or was written by something else.
     """
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
@@ -268,14 +268,20 @@ class EndedRuns:
             return
         head = json.loads(json.dumps(settings))
         lines = self._lines(path)
+        if not lines and path.exists() and path.stat().st_size:
+            raise DataError(f"{path} is no interrupted comparison: choose another path")
         if lines and lines[0] != head:
             raise DataError(
                 f"an interrupted comparison of other rows, splits or settings lies in {path}: "
-                f"repeat that one, or start again ({switch('overwrite')}, or remove the file)"
+                "repeat that one, or remove the file to start again"
             )
         self._runs = {(name, split): scores for name, split, scores in lines[1:]}
-        with disk_errors(path), path.open("w", encoding="utf-8") as file:  # without a half line
-            file.writelines(json.dumps(line) + "\n" for line in (head, *lines[1:]))
+        draft = path.with_name(f"{path.name}.draft")
+        with disk_errors(path):
+            with draft.open("w", encoding="utf-8") as file:  # without a half line
+                file.writelines(json.dumps(line) + "\n" for line in (head, *lines[1:]))
+            sync(draft)
+            draft.replace(path)
 
     @staticmethod
     def _lines(path: Path) -> list[Any]:
@@ -295,6 +301,8 @@ class EndedRuns:
         if self._path is not None:
             with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([method, split, scores]) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
 
 # The comparison

@@ -79,7 +79,7 @@ def picture(
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         if path is not None:
-            figure.savefig(path, format="png", dpi=dpi)
+            figure.savefig(path, format="png", dpi=dpi, metadata={"Software": "cme_dask"})
 
 
 # Pictures of conditional laws: fans of quantiles, densities, distribution functions

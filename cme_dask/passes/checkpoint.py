@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -26,10 +27,10 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.config import VARIABLES
-from cme_dask.data.checkpoint import locked
+from cme_dask.data.atomic import ATTRIBUTE, check_not_inside, disk_errors, locked, remove
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import ATTRIBUTE, disk_errors
+from cme_dask.data.store import check_access
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.cluster import user_modules
@@ -38,6 +39,11 @@ KIND, SCHEMA_VERSION = "checkpoint", 5
 
 _BLOCKS = 64
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
+_OURS = re.compile(
+    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|({_SIGN}|saving)-[0-9a-f]+|\.seen-[0-9a-f]+"
+    r"|pass-\d{3}|\.?[a-z]+-\d{9}(\.[0-9a-f]{8})?"
+)
+"""Names of what a run writes into the folder of its checkpoint."""
 
 
 def block_rows(n: int, chunk_rows: int) -> int:
@@ -334,7 +340,9 @@ def checkpointed_run(
     path = Path(os.path.abspath(folder))
     if not path.parent.is_dir():
         raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
+    check_not_inside(path)
     with disk_errors(path):
+        _sweep(path)
         known = path.is_dir() and any(path.iterdir())
         manifest = _read_json(path / _MANIFEST)
         if known and manifest is None and _holds(path, ("lock",)):
@@ -349,6 +357,9 @@ def checkpointed_run(
         yield Checkpoint(path, _settle(path, _read_json(path / _MANIFEST), describe()), shard)
         if shard is not None:
             raise ShardDone("all shares are done: run the same fit without a shard, for its result")
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"what was computed is in {folder}, the same call or command continues")
+        raise
     finally:
         os.close(descriptor)
 
@@ -359,7 +370,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint that nobody holds.
+    """Remove a checkpoint that nobody holds, and nothing else that lies in its folder.
 
     Raises
     ------
@@ -374,9 +385,30 @@ def discard(folder: Path) -> None:
             # Renamed first: nobody may take the lock of a folder that is half gone.
             trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
             folder.rename(trash)
-            shutil.rmtree(trash, ignore_errors=True)
+            if not _removed(trash):  # others put something into it
+                trash.rename(folder)
         finally:
             os.close(descriptor)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove what runs wrote into a folder, and the folder; False if others wrote into it, too."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            remove(path)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what :func:`discard` had renamed when it was killed."""
+    trash = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
+    for path in folder.parent.iterdir():
+        if trash.fullmatch(path.name) and path.is_dir():
+            names = {each.name for each in path.iterdir()}
+            if names and all(map(_OURS.fullmatch, names)):
+                remove(path)
 
 
 def _holds(path: Path, known: tuple[str, ...]) -> bool:
@@ -420,7 +452,8 @@ def _settle(path: Path, manifest: Any, description: dict[str, dict[str, str]]) -
             if was != now:
                 raise StoreError(
                     f"the checkpoint {path} is of another run: {part} {name!r} was {_short(was)} "
-                    f"and is {_short(now)}; go on with the same, or choose another folder"
+                    f"and is {_short(now)}; go on with the same, choose another folder, or remove "
+                    "this one to start again"
                 )
     return str(recorded.get("run"))
 
@@ -455,6 +488,7 @@ def _read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
+        check_access(error, path)
         raise StoreError(
             f"{path} is damaged ({error}): restore it from a copy, or start the run again in "
             "another folder"

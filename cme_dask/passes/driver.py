@@ -573,29 +573,38 @@ class WorkerProcesses:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, initializer=limit_this_process)
         weakref.finalize(self, pool.shutdown)
-        with _deaf_to_interrupts():
-            for _ in range(workers):  # each starts a process, since none is idle yet
-                pool.submit(os.getpid)
+        try:
+            with _later_interrupts():
+                for _ in range(workers):  # each starts a process, since none is idle yet
+                    pool.submit(os.getpid)
+        except BaseException:
+            pool.shutdown()
+            raise
         return pool
 
 
 @contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Let processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all.
+def _later_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C until the block ends; processes that are started meanwhile never hear it.
 
-    It ends the run in this process, which then ends them; by themselves they would print their
-    tracebacks, and could die with a lock that the others wait for.
+    A terminal sends it to all. It ends the run in this process, which then ends them; by themselves
+    they would print their tracebacks, and could die with a lock that the others wait for.
     """
     before = signal.getsignal(signal.SIGINT)
     # Signals are set in the main thread, and not where other than Python has set them.
     if before is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _configured() -> Scheduler:

@@ -455,7 +455,7 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
         f"shard {i + 1} of {k} has done its share of {sums.name}: when all shards have, "
         + remedy(
             "run the same fit without a shard",
-            "repeat the command with --resume in place of --shard",
+            "repeat the command without --shard",
         )
         + ", which adds them up"
     )

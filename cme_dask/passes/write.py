@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import SAMPLE_SIZE
+from cme_dask.data.atomic import check_apart, check_output, disk_errors, writing
 from cme_dask.data.columns import Columns
 from cme_dask.data.outputs import (
     DTYPES,
@@ -17,8 +18,9 @@ from cme_dask.data.outputs import (
     FeatureFiles,
     default_feature_chunk,
 )
+from cme_dask.data.outputs import OUTPUT as ANSWERS
 from cme_dask.data.sample import Sample
-from cme_dask.data.store import check_output, disk_errors, writing
+from cme_dask.data.writer import OUTPUT as SAMPLE
 from cme_dask.data.writer import check_chunk_rows
 from cme_dask.errors import DataError, option
 from cme_dask.models.features import FeatureModel
@@ -98,7 +100,8 @@ def write_features(
 
     See :meth:`cme_dask.PivotedCholesky.transform_store`.
     """
-    check_output(out, overwrite)
+    check_output(out, SAMPLE, overwrite)
+    check_apart({"the output": out}, [("input", sample.location)])
     sample.check_whole("writing features")
     sample = sample.fold_by(BY_ROWS)
     layout = _Layout.of(sample, model, chunk_rows, dtype)
@@ -110,7 +113,7 @@ def write_features(
     plan_pass(cost + around, extent, executor, writer.chunk_rows)  # before any row is read
     chosen, passes = layout.choose_rows(executor)
     by_row = np.argsort(chosen.index)
-    with writing(out, overwrite=overwrite) as aside:
+    with writing(out, SAMPLE, overwrite=overwrite) as aside:
         with disk_errors(out):
             files = layout.create(aside)
         writer = replace(writer, files=files, index=chosen.index[by_row])
@@ -382,7 +385,8 @@ def write_answers(
     Rows are evaluated on the fixed grid of blocks, so that the bits depend neither on chunks nor on
     tasks and scheduler.
     """
-    check_output(out, overwrite)
+    check_output(out, ANSWERS, overwrite)
+    check_apart({"the output": out}, [("input", sample.location)])
     check_chunk_rows(chunk_rows)
     sample.check_whole("predict")
     if not sample.n_rows:
@@ -392,7 +396,7 @@ def write_answers(
     writer = AnswerWriter(query, chunk)
     extent = extent_of(sample, executor, BLOCK)
     plan_pass(writer.cost(extent), extent, executor, chunk)  # before anything is written
-    with writing(out, overwrite=overwrite) as aside:
+    with writing(out, ANSWERS, overwrite=overwrite) as aside:
         with disk_errors(out):
             files = AnswerFiles.create(aside, query.fields, sample.n_rows, chunk)
         _, report = run_pass(sample, [replace(writer, files=files)], executor, progress)

@@ -13,8 +13,8 @@ import numpy as np
 from markupsafe import Markup
 
 import cme_dask
+from cme_dask.data.atomic import disk_errors, marked_file, writing
 from cme_dask.data.columns import Columns
-from cme_dask.data.store import disk_errors, writing
 from cme_dask.display import number, with_error
 from cme_dask.models.plots import FEW
 from cme_dask.models.relevance import ColumnRelevance
@@ -23,6 +23,9 @@ from cme_dask.passes.held_out import Scoring
 from cme_dask.passes.scores import LabelScores, ScoreReport
 from cme_dask.reports.figures import MOST_COLUMNS, Figure
 from cme_dask.reports.svg import DARKENED, LIGHT, isolated, visible
+
+OUTPUT = marked_file("page of scores", "<!doctype html>", 'name="generator" content="cme_dask"')
+"""What such a page is, among outputs."""
 
 _OF_LABELS = (
     ("log loss", "log_loss", True),
@@ -289,7 +292,7 @@ class Page:
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the page, whole or not at all."""
         text = self.html()
-        with writing(path, overwrite=overwrite) as aside, disk_errors(path):
+        with writing(path, OUTPUT, overwrite=overwrite) as aside, disk_errors(path):
             aside.write_text(text, encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from cme_dask.config import LEVELS
-from cme_dask.data.store import check_output
+from cme_dask.data.atomic import check_output
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel
@@ -22,7 +22,7 @@ from cme_dask.passes.held_out import ScoreTable, Scoring, scoring_of
 from cme_dask.passes.progress import Listener, listening
 from cme_dask.passes.scores import Bin, ScoreReport
 from cme_dask.reports.figures import MOST_COLUMNS, Figure, Figures
-from cme_dask.reports.page import Page
+from cme_dask.reports.page import OUTPUT, Page
 
 SAMPLED = 256
 """Rows that a pass takes along for the figures."""
@@ -98,7 +98,7 @@ def score_report(
 def check_page(html: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse a page that can't be drawn, or written, before any work is done for it."""
     require()
-    check_output(html, overwrite)
+    check_output(html, OUTPUT, overwrite)
 
 
 def report_of(
