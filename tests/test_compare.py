@@ -316,7 +316,7 @@ def test_a_method_that_fails_is_named(table, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["forest"]}, "unknown method 'forest': there are joint, quantile-forest"),
+        ({"methods": ["forest"]}, "unknown method 'forest': there are joint, joint-boosting"),
         ({"methods": []}, "no method is left to compare: name at least one"),
         ({"splits": 0}, "splits must be an integer of at least 1, got 0"),
         ({"rows": 0}, "rows must be an integer of at least 1, got 0"),
