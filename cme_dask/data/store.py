@@ -7,6 +7,7 @@ was never finished, and closed by a checksum of its own. What is read may come f
 in it is executed, and memory is taken only for what the files can hold.
 """
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -17,15 +18,17 @@ import stat
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import zarr
-from zarr.abc.store import ByteRequest
+from zarr.abc.store import ByteRequest, SuffixByteRequest
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from cme_dask.errors import DataError, ResourceError, StoreError, remedy, switch
@@ -163,6 +166,106 @@ def _remove(path: Path) -> None:
             return
 
 
+# Chunks know their checksums, but not their place: stores of rows list the checksum of each chunk
+
+
+CHECKSUM_BYTES = 4
+"""Of a CRC-32C, which closes each chunk of our stores."""
+
+Checksums: TypeAlias = Mapping[str, Any]
+"""Of the chunks along the first axis of arrays, by path of the array, uint32."""
+
+_TABLE = "chunk_checksums"
+_AT_ONCE = 32  # chunks whose last bytes are read
+
+
+def check_place(
+    checksums: Checksums, key: str, chunk: Buffer | None, byte_range: ByteRequest | None = None
+) -> None:
+    """OSError if a chunk that was read whole is not the one that was written to its place."""
+    name, _, place = key.partition("/c/")
+    if byte_range is not None or chunk is None or name not in checksums:
+        return
+    end = int.from_bytes(chunk[-CHECKSUM_BYTES:].to_bytes(), "little")
+    if end != checksums[name][int(place.partition("/")[0])]:
+        raise OSError("its checksum is not that of the chunk that was written here")
+
+
+def chunk_ends(
+    array: zarr.Array[Any], keys: Iterable[str], beside: Callable[[str], bytes] = lambda key: b""
+) -> list[bytes]:
+    """The last bytes of chunks, which are their checksum in stores of ours.
+
+    Parameters
+    ----------
+    array
+        Whose store they are in.
+    keys
+        Of the chunks.
+    beside
+        What to append for a key that is there.
+    """
+
+    async def ends() -> list[bytes]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def end(key: str) -> bytes:
+            async with gate:
+                part = await array.store.get(
+                    key, default_buffer_prototype(), SuffixByteRequest(CHECKSUM_BYTES)
+                )
+            return b"gone" if part is None else part.to_bytes() + beside(key)
+
+        return await asyncio.gather(*map(end, keys))
+
+    result: list[bytes] = sync(ends())
+    return result
+
+
+def write_checksums(group: zarr.Group, arrays: Mapping[str, zarr.Array[Any]]) -> dict[str, Any]:
+    """List the checksums of all chunks of arrays of equally many chunks; JSON form of the list."""
+    columns = [chunk_ends(array, chunk_keys(array)) for array in arrays.values()]
+    ends = np.frombuffer(b"".join(end for column in columns for end in column), "<u4")
+    return {
+        **write_array(group, _TABLE, ends.reshape(len(arrays), -1)),
+        "of": list(arrays),
+    }
+
+
+def use_checksums(group: zarr.Group, written: Any, location: str) -> None:
+    """Hold the chunks of a group of ours against their list, whenever they are read.
+
+    Parameters
+    ----------
+    group
+        The group, whose store has an attribute ``checksums``.
+    written
+        What :func:`write_checksums` said of the list.
+    location
+        For messages.
+
+    Raises
+    ------
+    StoreError
+        If the list is damaged.
+    """
+    if not isinstance(written, dict) or not isinstance(written.get("of"), list):
+        raise StoreError(f"{location} lists no checksums of its chunks: write it again")
+    table = read_array(group, _TABLE, location, written)
+    if table.ndim != 2 or table.dtype != np.uint32 or len(table) != len(written["of"]):
+        raise StoreError(f"{location} lists no checksums of its chunks: write it again")
+    prefix = f"{group.path}/" if group.path else ""
+    listed = {f"{prefix}{name}": ends for name, ends in zip(written["of"], table, strict=True)}
+    group.store.checksums = {**group.store.checksums, **listed}  # type: ignore[attr-defined]
+
+
+def chunk_keys(array: zarr.Array[Any]) -> Iterator[str]:
+    """Keys of all chunks of an array that is cut along its first axis."""
+    prefix, rest = f"{array.path}/" if array.path else "", (0,) * (array.ndim - 1)
+    encode = array.metadata.encode_chunk_key
+    return (prefix + encode((i, *rest) if array.ndim else ()) for i in range(array.nchunks))
+
+
 # A local folder of Zarr files that may come from anybody: only its own plain files are read
 
 
@@ -178,6 +281,8 @@ _FRAME = 16  # bytes of the head of a Blosc frame
 class GuardedStore(LocalStore):
     """A folder out of which no link leads, and in which nothing blocks or never ends."""
 
+    checksums: Checksums = MappingProxyType({})
+
     async def get(
         self,
         key: str,
@@ -186,7 +291,9 @@ class GuardedStore(LocalStore):
     ) -> Buffer | None:
         """The bytes of a file; OSError if it is none of the folder's own plain files."""
         check_file(str(self.root), key)
-        return await super().get(key, prototype, byte_range)
+        value = await super().get(key, prototype, byte_range)
+        check_place(self.checksums, key, value, byte_range)
+        return value
 
     def get_sync(
         self,
@@ -197,7 +304,9 @@ class GuardedStore(LocalStore):
     ) -> Buffer | None:
         """As :meth:`get`."""
         check_file(str(self.root), key)
-        return super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        value = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        check_place(self.checksums, key, value, byte_range)
+        return value
 
 
 def check_file(root: str, key: str) -> int | None:
@@ -515,12 +624,9 @@ def packed_bytes(array: zarr.Array[Any]) -> tuple[int, bool]:
 def _has_chunks(array: zarr.Array[Any]) -> bool:
     """Whether all chunks of an array that is cut along its first axis are there."""
     size, blosc = packed_bytes(array)
-    prefix, rest = f"{array.path}/" if array.path else "", (0,) * (array.ndim - 1)
-    store, encode = array.store, array.metadata.encode_chunk_key
-    if not isinstance(store, GuardedStore):
+    if not isinstance(array.store, GuardedStore):
         return array.nchunks_initialized == array.nchunks
-    keys = (prefix + encode((i, *rest) if array.ndim else ()) for i in range(array.nchunks))
-    return all(check_chunk(store, key, size, blosc=blosc) for key in keys)
+    return all(check_chunk(array.store, key, size, blosc=blosc) for key in chunk_keys(array))
 
 
 def _cut(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
