@@ -13,7 +13,15 @@ import click
 
 from cme_dask import __version__
 from cme_dask.cli.options import SchemaCommand, examples
-from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
+from cme_dask.errors import (
+    CmeDaskError,
+    RankWarning,
+    ResourceError,
+    ToleranceWarning,
+    printable,
+    without_secrets,
+    wording,
+)
 
 _INTERRUPTED = 130  # exit code, of shells after Ctrl-C
 
@@ -23,7 +31,7 @@ _INTERRUPTED = 130  # exit code, of shells after Ctrl-C
 def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get("CME_DASK_TRACEBACK") == "1":
         traceback.print_exc()
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(without_secrets(message))}", err=True)
     raise click.exceptions.Exit(code)
 
 
@@ -32,7 +40,8 @@ def _one_sentence() -> Iterator[None]:
     """Map errors to one sentence on stderr and an exit code, warnings to a line each."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        click.echo(f"warning: {wording(str(message), command=True)}", err=True)
+        text = wording(str(message), command=True)
+        click.echo(f"warning: {printable(without_secrets(text))}", err=True)
 
     try:
         with warnings.catch_warnings():

@@ -129,6 +129,7 @@ def compare(
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.data.store import check_output, disk_errors, work_folder, writing
+    from cme_dask.errors import without_secrets
     from cme_dask.estimators.comparison import compare as run
 
     if out is not None:
@@ -156,7 +157,8 @@ def compare(
     }
     if out is not None:
         with writing(out, overwrite=overwrite) as unfinished, disk_errors(out):
-            unfinished.write_text(json.dumps(result, allow_nan=False, indent=1) + "\n", "utf-8")
+            text = without_secrets(json.dumps(result, allow_nan=False, indent=1))
+            unfinished.write_text(f"{text}\n", "utf-8")
     if aside is not None:
         aside.unlink(missing_ok=True)
     return result, comparison_tables(result)

@@ -17,7 +17,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_output, disk_errors, writing
 from cme_dask.display import missing_lines
-from cme_dask.errors import DataError, ShardDone
+from cme_dask.errors import DataError, ShardDone, without_secrets
 from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.classifiers import EmbeddingClassifier
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
@@ -428,7 +428,8 @@ def tune(
         result["outputs"] = {key: str(path) for key, path in paths.items()}
         result["outputs"]["picture"] = draw(result, paths["picture"], overwrite, progress)
     with writing(paths["trace"], overwrite=overwrite) as aside, disk_errors(paths["trace"]):
-        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+        text = without_secrets(json.dumps(result, allow_nan=False, indent=1))
+        aside.write_text(text, encoding="utf-8")
     return result
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from cme_dask.data.store import disk_errors
+from cme_dask.errors import printable, without_secrets
 from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def describe_record(record: logging.LogRecord) -> dict[str, Any]:
         "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
         "event": own.pop("event", "message"),
-        "message": record.getMessage(),
+        "message": without_secrets(record.getMessage()),
         **own,
     }
 
@@ -156,7 +157,7 @@ class ProgressLines:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(printable(without_secrets(line)), markup=False, soft_wrap=True)
 
     def fit(self, event: Event) -> None:
         """Show the progress of a fit or of a single pass: the ``progress`` of what makes it."""

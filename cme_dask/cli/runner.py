@@ -24,6 +24,7 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import IngestSection, Job, SampleSection
 from cme_dask.cli.scoring import evaluate
 from cme_dask.data.store import disk_errors, writing
+from cme_dask.errors import without_secrets
 from cme_dask.models import plots as drawing
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.held_out import like_fit
@@ -105,7 +106,8 @@ def run_job(
         result["outputs"][key] = path
     result["seconds"] = time.perf_counter() - begin
     with writing(paths["report"], overwrite=overwrite) as aside, disk_errors(paths["report"]):
-        aside.write_text(json.dumps(result, allow_nan=False, indent=1), encoding="utf-8")
+        text = without_secrets(json.dumps(result, allow_nan=False, indent=1))
+        aside.write_text(text, encoding="utf-8")
     return result
 
 

@@ -17,7 +17,7 @@ import zarr
 from cme_dask.config import VARIABLES
 from cme_dask.data.batches import Batch, BatchReader, batches
 from cme_dask.data.columns import Columns
-from cme_dask.data.remote import checked
+from cme_dask.data.guarded import checked
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import (
     brief,
@@ -28,7 +28,7 @@ from cme_dask.data.store import (
     stored_array,
     use_checksums,
 )
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError, StoreError, without_secrets
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 from cme_dask.numerics.reduction import Filled
 
@@ -137,6 +137,7 @@ class Sample:
         units = {name: s for name, s in single.items() if name in needed and s is not None}
         weights = () if self.weights is None else (self.weights,)
         set_ = object.__setattr__  # of a frozen one
+        set_(self, "location", without_secrets(self.location))  # which models and stores save
         set_(self, "units", units)
         set_(self, "reads", (*self.sources, *weights, *units.values(), *self.beside))
         set_(self, "n_rows", self.reads[0].shape[0])

@@ -15,15 +15,9 @@ import numpy as np
 import zarr
 from zarr.core.sync import sync
 
-from cme_dask.data.store import (
-    DECODE_ERRORS,
-    GuardedStore,
-    brief,
-    check_chunk,
-    chunk_ends,
-    packed_bytes,
-)
-from cme_dask.errors import DataError, StoreError
+from cme_dask.data.guarded import GuardedStore, check_chunk, chunk_ends
+from cme_dask.data.store import DECODE_ERRORS, brief, packed_bytes
+from cme_dask.errors import CmeDaskError, DataError, StoreError
 
 Array = Any
 T = TypeVar("T")
@@ -410,7 +404,7 @@ class ZarrSource(RowSource):
                 rows = array[start:stop, :]
             else:
                 rows = array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
-        except StoreError:  # a missing chunk, named
+        except CmeDaskError:  # a missing chunk, named, or one that a server refuses
             raise
         except DECODE_ERRORS as error:
             raise self._locate(start, stop, error) from error

@@ -30,7 +30,8 @@ from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
 from cme_dask import __version__
-from cme_dask.errors import ResourceError, remedy
+from cme_dask.config import ENCRYPTED
+from cme_dask.errors import ResourceError, remedy, warn
 from cme_dask.kernels.evaluator import PROCESS, limit_this_process
 from cme_dask.numerics.reduction import tree_merges
 
@@ -146,7 +147,6 @@ Scheduler: TypeAlias = Any
 """A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
 
 _CONNECT_SECONDS = 10
-_ENCRYPTED = "tls://", "wss://"
 _PARTS = {"cme_dask": 9, "python": 2, "numpy": 1, "zarr": 1}
 """Leading parts of the versions that must be equal: tasks are pickled, and sums are compared."""
 
@@ -173,7 +173,7 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
     if scheduler is None or "://" not in scheduler:
         yield scheduler
         return
-    encrypted = scheduler.startswith(_ENCRYPTED)
+    encrypted = scheduler.startswith(ENCRYPTED)
     if dask.config.get("distributed.comm.require-encryption", None) and not encrypted:
         raise ResourceError(
             f"encryption is required, but {scheduler} is not encrypted: start the scheduler and "
@@ -181,6 +181,12 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
         )
     if encrypted:
         _check_certificates(scheduler)
+    elif dask.config.get("distributed.comm.tls.client.cert", None):
+        warn(
+            f"{scheduler} is not encrypted, although Dask's configuration has certificates: give "
+            "its tls:// address if it has one",
+            UserWarning,
+        )
     try:
         client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
