@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -419,6 +420,9 @@ def test_an_unreachable_scheduler(place, monkeypatch):
     with dask.config.set({"distributed.comm.require-encryption": True}):
         check("unencrypted cluster", *run(*asked, "tcp://127.0.0.1:9"))
     check("unencrypted cluster", *run(*asked, "tcp://127.0.0.1:9", "--require-tls"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # like a scheduler that is stopped
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        check("unreachable scheduler", *run(*asked, address))
     assert contents(place / "old") == before
 
 

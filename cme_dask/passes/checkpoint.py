@@ -32,7 +32,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import ATTRIBUTE, disk_errors
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
-from cme_dask.passes.cluster import user_modules
+from cme_dask.passes.cluster import run_on_workers, user_modules
 
 KIND, SCHEMA_VERSION = "checkpoint", 5
 
@@ -114,7 +114,7 @@ class Checkpoint:
     def check_seen(self, client: Any) -> None:
         """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
         folder = str(self.folder)
-        signs = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
+        signs = run_on_workers(client, _sees, folder, self.run)
         # Each name is looked up: a list of the folder may be an old one, on a network.
         blind = [who for who, name in signs.items() if not (name and (self.folder / name).exists())]
         for name in filter(None, signs.values()):
