@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import platform
@@ -75,7 +76,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         raise TimeoutError(f"no answer within {seconds:g} s") from None
     if error is not None:
         raise error
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> dict[str, T]:
@@ -407,13 +408,16 @@ def check_workers(client: Client) -> int:
 
     # Inside, so that it is sent as code and not by the name of a module that may not be there.
     def about(dask_worker: Any = None) -> tuple[dict[str, str | None], int]:
-        there = {name: importlib.util.find_spec(name) is not None for name in names}
-        versions = {
-            name: importlib.import_module(name).__version__ if present else None
-            for name, present in there.items()
-        }
-        versions["python"] = platform.python_version()
-        if there["cme_dask"]:
+        versions: dict[str, str | None] = {"python": platform.python_version()}
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                versions[name] = None
+                continue
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:  # a folder of sources
+                versions[name] = importlib.import_module(name).__version__
+        if versions["cme_dask"] is not None:
             importlib.import_module("cme_dask.passes.driver")
         data = getattr(getattr(dask_worker, "data", None), "fast", None)  # which it may spill
         return versions, psutil.Process().memory_info().rss - getattr(data, "total_weight", 0)
