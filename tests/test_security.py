@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from conftest import write_store
 
 import cme_dask
-from cme_dask import PivotedCholesky, kernels, open_sample
+from cme_dask import PivotedCholesky, kernels, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.runner import OUTPUTS
@@ -95,6 +95,23 @@ def test_names_are_no_commands_to_the_terminal(tmp_path):
     for text in texts:
         assert r"\x1b]0;owned\x07a\u202eb" in text.replace("\\\\", "\\")
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_results_are_printed_in_any_encoding(tmp_path):
+    x = np.random.default_rng(1).normal(size=(300, 1))
+    store = write_store(tmp_path / "s", x, x, x_names=["é ± μ"], y_names=["y"])
+    done = CliRunner(charset="ascii").invoke(cli, ["info", str(store)])
+    assert done.exit_code == 0, done.exception
+    assert "? ? ?" in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
+def test_a_full_disk_ends_the_log_and_not_the_run(store, tmp_path):
+    asked = "features", store, "--out", tmp_path / "m", "--tol", "0.5", "--log", "/dev/full"
+    code, text = shown(*asked)
+    assert (code, text.count("the log /dev/full can't be written")) == (0, 1), text
+    assert "Traceback" not in text
+    assert load(tmp_path / "m").rank > 0
 
 
 def test_certificates_are_for_encrypted_clusters(store, tmp_path, monkeypatch):

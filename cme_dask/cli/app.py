@@ -1,6 +1,7 @@
 """The group of all commands, whose errors are one sentence and an exit code."""
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -99,6 +100,8 @@ class SentenceGroup(click.Group):
         **extra: Any,
     ) -> click.Context:
         """Parse the group's own options."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a result is not lost for want of a letter
+            sys.stdout.reconfigure(errors="replace")
         with _one_sentence():
             return super().make_context(info_name, args, parent, **extra)
 

@@ -76,7 +76,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         raise TimeoutError(f"no answer within {seconds:g} s") from None
     if error is not None:
         raise error
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> dict[str, T]:
@@ -92,7 +92,7 @@ def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> di
     for seconds in (_ANSWER_SECONDS, _ANSWER_SECONDS, patience):
         ask = partial(client.run, function, *args, workers=workers, on_error="ignore")
         try:
-            return within(seconds, ask)  # type: ignore[no-any-return]
+            return within(seconds, ask)
         except TimeoutError:
             described = described_workers(client)
             workers = _heard(described) or None
