@@ -254,13 +254,3 @@ def _part(value: Buffer | None, byte_range: ByteRequest | None) -> Buffer | None
     if isinstance(byte_range, OffsetByteRequest):
         return value[byte_range.offset :]
     return value[max(len(value) - byte_range.suffix, 0) :]
-
-
-def checked(group: zarr.Group) -> zarr.Group:
-    """The same group in a store that holds chunks against their checksums."""
-    store: Any = group.store
-    if isinstance(store, (GuardedStore, CheckedStore)):
-        return group
-    local = isinstance(store, LocalStore)
-    wrapped = GuardedStore(store.root, read_only=True) if local else CheckedStore(store)
-    return zarr.open_group(wrapped, path=group.path, mode="r")

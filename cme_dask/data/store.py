@@ -24,6 +24,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from cme_dask.data.guarded import (
     MOST_BYTES,
@@ -325,13 +326,13 @@ def write_checksums(group: zarr.Group, arrays: Mapping[str, zarr.Array[Any]]) ->
     }
 
 
-def use_checksums(group: zarr.Group, written: Any, location: str) -> None:
-    """Hold the chunks of a group of ours against their list, whenever they are read.
+def use_checksums(group: zarr.Group, written: Any, location: str) -> zarr.Group:
+    """The same group, whose chunks are held against their list whenever they are read.
 
     Parameters
     ----------
     group
-        The group, whose store has an attribute ``checksums``.
+        The group, in any store.
     written
         What :func:`write_checksums` said of the list.
     location
@@ -349,7 +350,13 @@ def use_checksums(group: zarr.Group, written: Any, location: str) -> None:
         raise StoreError(f"{location} lists no checksums of its chunks: write it again")
     prefix = f"{group.path}/" if group.path else ""
     listed = {f"{prefix}{name}": ends for name, ends in zip(written["of"], table, strict=True)}
-    group.store.checksums = {**group.store.checksums, **listed}  # type: ignore[attr-defined]
+    store: Any = group.store
+    if not isinstance(store, (GuardedStore, CheckedStore)):
+        local = isinstance(store, LocalStore)
+        store = GuardedStore(store.root, read_only=True) if local else CheckedStore(store)
+        group = zarr.open_group(store, path=group.path, mode="r")
+    store.checksums = {**store.checksums, **listed}
+    return group
 
 
 def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]:
