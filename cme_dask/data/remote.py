@@ -68,8 +68,14 @@ def whole_files_only(files: Any, path: str) -> bool:
         return len(files.cat_file(path, 1, 2)) > 1
     except WholeFilesOnly:
         return True
-    except (OSError, ValueError):  # those who read it say why
-        return False
+    except Exception as error:
+        if isinstance(error, (OSError, ValueError)) or _of_aiohttp(error):
+            return False  # those who read it say why
+        raise
+
+
+def _of_aiohttp(error: BaseException) -> bool:
+    return type(error).__module__.startswith("aiohttp")
 
 
 @contextlib.contextmanager
@@ -78,7 +84,7 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("aiohttp"):
+        if not _of_aiohttp(error):
             raise
         status = getattr(error, "status", None)
         reason = f"HTTP {status} {getattr(error, 'message', '')}" if status else str(error)

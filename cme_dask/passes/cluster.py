@@ -88,17 +88,18 @@ def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> di
         If no worker answers, or the scheduler is lost.
     """
     patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
-    workers: list[str] | None = None
     for seconds in (_ANSWER_SECONDS, _ANSWER_SECONDS, patience):
+        described = described_workers(client)
+        workers = _heard(described)
+        if len(workers) < len(described):
+            silent = sorted(set(described) - set(workers))
+            info = {"event": "silent workers", "workers": silent}
+            log.warning("no answer of %s", ", ".join(silent), extra=info)
         ask = partial(client.run, function, *args, workers=workers, on_error="ignore")
         try:
             return within(seconds, ask)
         except TimeoutError:
-            described = described_workers(client)
-            workers = _heard(described) or None
-            silent = sorted(set(described) - set(workers or described))
-            info = {"event": "silent workers", "workers": silent}
-            log.warning("no answer of %s", ", ".join(silent) or "any worker", extra=info)
+            continue
         except OSError as error:
             raise scheduler_lost(client, error) from error
     raise ResourceError(
