@@ -17,8 +17,9 @@ _REMEDY = re.compile("\x02([^\x02\x03\x1f]*)\x1f([^\x02\x03\x1f]*)\x03")
 
 
 _CREDENTIALS = re.compile(r"""(?<=://)[^/\s?#'"<>]*@""")
-_SIGNATURE = re.compile(
-    r"""([?&][^=&\s'"]*(?:auth|credential|key|passw|secret|sig|token)[^=&\s'"]*=)[^&\s'"<>]+""",
+_SIGNATURE = re.compile(  # bounded, for texts from files may be of any length
+    r"""([?&][^=&?\s'"]{0,64}(?:auth|credential|key|passw|secret|sig|token)[^=&?\s'"]{0,64}=)"""
+    r"""[^&\s'"<>]+""",
     re.IGNORECASE,
 )
 # Controls but tabs and ends of lines, and marks that turn the direction of writing.

@@ -159,25 +159,20 @@ def test_a_cluster_is_prepared_once(cluster):
     assert fit() == fit()
 
 
-def resident():
-    return psutil.Process().memory_info().rss
-
-
 def test_a_worker_holds_what_it_was_measured_to_hold(cluster):
-    cluster.run(resident)  # which imports this module, and what it imports
     executor = RunOptions(cluster).executor()
-    measured = max(cluster.run(resident).values())
+    processes = map(psutil.Process, cluster.run(os.getpid).values())
+    measured = max(process.memory_info().rss for process in processes)
     assert 0.9 * measured < executor.worker_resident < 1.1 * measured + (16 << 20)
     plan = executor.check_pass(Cost(), Extent(100, 1, 100, 0), plan_ranges(100, 0, 1, 1e-6))
     assert plan.predicted > executor.worker_resident
 
 
-def fit_in_a_task(seed):
-    x = np.random.default_rng(seed).normal(size=(5000, 1))
-    return PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(x).report_.rows
-
-
 def test_fits_may_be_tasks_on_all_threads_of_a_cluster(cluster):
+    def fit_in_a_task(seed):
+        x = np.random.default_rng(seed).normal(size=(5000, 1))
+        return PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(x).report_.rows
+
     futures = cluster.map(fit_in_a_task, range(3), pure=False)  # of one-thread workers there are 2
     try:
         assert cluster.gather(futures, direct=True) == [5000] * 3

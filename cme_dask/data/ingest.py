@@ -17,7 +17,7 @@ from cme_dask.config import NULL_VALUES, SAMPLE_SIZE
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
-from cme_dask.data.remote import whole_files_only, with_persistence
+from cme_dask.data.remote import is_http, whole_files_only, with_persistence
 from cme_dask.data.tables import Source, address_of, listed
 from cme_dask.data.typed import Decoded, Decoder, Encoder
 from cme_dask.data.writer import (
@@ -64,7 +64,7 @@ def _matches(entry: str, options: dict[str, Any], block_bytes: int | None) -> li
     try:
         repeated = with_persistence(entry, options)
         files, path = url_to_fs(entry, **repeated)
-        if repeated != options and _holds_zarr(files, path):  # over HTTP all folders are files
+        if is_http(path) and _holds_zarr(files, path):  # where all folders are files
             return [_folder_source(files, path, entry, options)]
         if whole_files_only(files, path):  # fetched once, into the folder of temporary files
             protocol = entry.partition(":")[0]

@@ -50,10 +50,15 @@ async def persistent(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> 
         await asyncio.sleep(min(pause, _LONGEST))
 
 
+def is_http(url: str) -> bool:
+    """Whether a URL is one of HTTP."""
+    return url.startswith(("http://", "https://"))
+
+
 def with_persistence(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Options of the file system of a URL, of HTTP with requests that are repeated."""
     result = dict(options or {})
-    if url.startswith(("http://", "https://")):
+    if is_http(url):
         client = dict(result.get("client_kwargs") or {})
         client["middlewares"] = (persistent, *client.get("middlewares", ()))
         result["client_kwargs"] = client
@@ -62,7 +67,7 @@ def with_persistence(url: str, options: Mapping[str, Any] | None) -> dict[str, A
 
 def whole_files_only(files: Any, path: str) -> bool:
     """Whether a file is behind an HTTP server that does not serve parts of it."""
-    if not path.startswith(("http://", "https://")):
+    if not is_http(path):
         return False
     try:
         return len(files.cat_file(path, 1, 2)) > 1
