@@ -180,7 +180,7 @@ DECODE_ERRORS = (
 )
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
 
-_CHECKSUM, _TABLE = "checksum", "chunk_checksums"
+_CHECKSUM, _CHECKSUMS = "checksum", "chunk_checksums"
 _LONGEST = 200
 _LARGEST = 1 << 30  # bytes of a chunk: Blosc takes 2 GB at most
 _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
@@ -320,10 +320,8 @@ def write_checksums(group: zarr.Group, arrays: Mapping[str, zarr.Array[Any]]) ->
     """List the checksums of all chunks of arrays of equally many chunks; JSON form of the list."""
     columns = [chunk_ends(array, chunk_keys(array)) for array in arrays.values()]
     ends = np.frombuffer(b"".join(end for column in columns for end in column), "<u4")
-    return {
-        **write_array(group, _TABLE, ends.reshape(len(arrays), -1)),
-        "of": list(arrays),
-    }
+    folder = group.create_group(_CHECKSUMS)  # apart from the rows, which others read as a table
+    return {**write_array(folder, "table", ends.reshape(len(arrays), -1)), "of": list(arrays)}
 
 
 def use_checksums(group: zarr.Group, written: Any, location: str) -> zarr.Group:
@@ -343,9 +341,11 @@ def use_checksums(group: zarr.Group, written: Any, location: str) -> zarr.Group:
     StoreError
         If the list is damaged.
     """
-    if not isinstance(written, dict) or not isinstance(written.get("of"), list):
+    folder = member(group, _CHECKSUMS, location)
+    listing = isinstance(written, dict) and isinstance(written.get("of"), list)
+    if not listing or not isinstance(folder, zarr.Group):
         raise StoreError(f"{location} lists no checksums of its chunks: write it again")
-    table = read_array(group, _TABLE, location, written)
+    table = read_array(folder, "table", location, written)
     if table.ndim != 2 or table.dtype != np.uint32 or len(table) != len(written["of"]):
         raise StoreError(f"{location} lists no checksums of its chunks: write it again")
     prefix = f"{group.path}/" if group.path else ""
