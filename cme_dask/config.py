@@ -53,3 +53,6 @@ SCENARIOS = {
 
 The joint paper's "high" (0.7, 0.7, -0.7) is no covariance matrix.
 """
+
+ENCRYPTED = "tls://", "wss://"
+"""What addresses of encrypted clusters begin with."""

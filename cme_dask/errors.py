@@ -16,6 +16,30 @@ _MARKS = re.compile(r"[\x02\x03\x1f]")
 _REMEDY = re.compile("\x02([^\x02\x03\x1f]*)\x1f([^\x02\x03\x1f]*)\x03")
 
 
+_CREDENTIALS = re.compile(r"""(?<=://)[^/\s?#'"<>]*@""")
+_SIGNATURE = re.compile(  # bounded, for texts from files may be of any length
+    r"""([?&][^=&?\s'"]{0,64}(?:auth|credential|key|passw|secret|sig|token)[^=&?\s'"]{0,64}=)"""
+    r"""[^&\s'"<>]+""",
+    re.IGNORECASE,
+)
+# Controls but tabs and ends of lines, and marks that turn the direction of writing.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def without_secrets(text: str) -> str:
+    """A text without the passwords in its URLs: users with passwords, and keys of signed ones.
+
+    >>> without_secrets("http://me:secret@example.org/s.zarr?token=1234&part=2")
+    'http://***@example.org/s.zarr?token=***&part=2'
+    """
+    return _SIGNATURE.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal: names in files of others may hold its commands."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def remedy(python: str, command: str) -> str:
     """Part of a message that depends on who reads it.
 
@@ -64,7 +88,7 @@ class CmeDaskError(Exception):
 
     def __str__(self) -> str:
         """The message; text from a file may be of any length, and is cut in the middle."""
-        return _cut(wording(super().__str__()))
+        return _shown(wording(super().__str__()))
 
     def __format__(self, spec: str) -> str:
         """The message for another one that quotes it, with the remedies of both readers."""
@@ -76,7 +100,11 @@ class CmeDaskError(Exception):
     @property
     def for_command(self) -> str:
         """The message as the command shows it."""
-        return _cut(wording(super().__str__(), command=True))
+        return _shown(wording(super().__str__(), command=True))
+
+
+def _shown(text: str) -> str:
+    return _cut(printable(without_secrets(text)))
 
 
 def _cut(text: str) -> str:

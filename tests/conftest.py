@@ -1,6 +1,7 @@
 """Shared fixtures: stores on disk, a real cluster."""
 
 import compileall
+import contextlib
 import itertools
 import sys
 from dataclasses import fields
@@ -9,6 +10,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+import zarr
 from threadpoolctl import threadpool_limits
 
 IDLE = {
@@ -175,6 +177,19 @@ def write_store(path, x, y, weights=None, *, chunk_rows=1000, x_names=None, y_na
             rows = slice(start, start + 700)
             writer.append(x[rows], y[rows], None if weights is None else weights[rows])
     return path
+
+
+@contextlib.contextmanager
+def rewriting(path):
+    """The group of a store whose rows are changed in place, as if it had held them before."""
+    from cme_dask.data.store import sealed, write_checksums
+
+    group = zarr.open_group(str(path), mode="r+")
+    yield group
+    about = dict(group.attrs["cme_dask"])
+    arrays = {name: group[name] for name in about["chunk_checksums"]["of"]}
+    del about["checksum"], group["chunk_checksums"]
+    group.attrs["cme_dask"] = sealed(about | {"chunk_checksums": write_checksums(group, arrays)})
 
 
 def pairwise(**axes):

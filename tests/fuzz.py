@@ -11,8 +11,7 @@ told in full. A case is a copy of a store or a model with one fault, or a few:
 It is opened, read as a whole and asked. What may come of it: an error of ours, of one line; or an
 answer, which without made-up checksums is bit-equal to that of the intact one. What is a finding:
 any other exception, a case that takes longer than its limit, memory beyond the limit, code that is
-run, a file that is written. Two chunks of rows that change places are the one damage that no
-checksum sees: there any answer is right.
+run, a file that is written.
 """
 
 import argparse
@@ -279,14 +278,14 @@ def spoil_files(rng, path):
         a, b = one.read_bytes(), other.read_bytes()
         one.write_bytes(b)
         other.write_bytes(a)
-        return f"{told} exchanged"
+        return told
     if how == "copy" and one.is_file() and other.is_file():
         other.write_bytes(one.read_bytes())
-        return f"{told} exchanged"
+        return told
     if how == "rename":
         with contextlib.suppress(OSError):
             one.rename(one.with_name(rng.choice(["x", "0", "1", "zarr.json", "c", ".zarray"])))
-        return f"{told} exchanged"
+        return told
     if how == "stray":
         (one if one.is_dir() else one.parent).joinpath(
             rng.choice([".zgroup", "zarr.json.partial", "q"])
@@ -300,7 +299,7 @@ def spoil_files(rng, path):
         one.symlink_to(
             rng.choice(["/etc/passwd", "/etc", str(other), "../..", "nowhere", "/dev/zero"])
         )
-        return f"{told} exchanged"
+        return told
     if how == "loop":
         one.symlink_to(one.name)
     elif how == "pipe":
@@ -377,7 +376,6 @@ def trial(number, seed, victims, truths, watch, folder):
             done.append(rng.choices(list(KINDS), KINDS.values())[0](rng, path))
     told = f"{name}: {'; '.join(done)}"
     any_answer = len(done) > 1 or any("forged" in d for d in done)
-    any_answer |= name == "store" and any("exchanged" in d for d in done)
     watch.seen.clear()
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     watch.on = True

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from conftest import write_store
+from conftest import rewriting, write_store
 
 import cme_dask
 from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
@@ -150,8 +150,8 @@ def as_foreign_zarr(tmp_path, x, y):
 def as_store(tmp_path, x, y):
     """A store that was sound when its row sample was drawn."""
     path = write_store(tmp_path / "later", np.nan_to_num(x), np.nan_to_num(y))
-    group = zarr.open_group(str(path), mode="r+")
-    group["x"][...], group["y"][...] = x, y
+    with rewriting(path) as group:
+        group["x"][...], group["y"][...] = x, y
     return (path,)
 
 
@@ -369,7 +369,8 @@ def test_sums_that_overflow_are_refused(few):
 def test_unusable_weights_are_counted(rows, weights, store, value, message, kind):
     bad = spoiled(weights, [7, 4100, 8888], value)
     if kind == "store":  # spoiled after its row sample was drawn
-        zarr.open_group(str(store), mode="r+")["weights"][...] = bad
+        with rewriting(store) as group:
+            group["weights"][...] = bad
         source, given = (store,), None
     elif kind == "dask":
         source, given = as_dask(None, *rows), da.from_array(bad, chunks=900)
@@ -384,7 +385,8 @@ def test_unusable_weights_are_counted(rows, weights, store, value, message, kind
 def test_weights_that_are_all_zero(tmp_path, few, store):
     with Refused(DataError, "all weights are zero: at least one row needs a positive weight"):
         joint().fit(*few, weights=np.zeros(300))
-    zarr.open_group(str(store), mode="r+")["weights"][...] = 0.0
+    with rewriting(store) as group:
+        group["weights"][...] = 0.0
     with Refused(DataError, "all weights are zero"):
         joint().fit(store)
     with Refused(DataError, "all weights are zero"):

@@ -436,6 +436,14 @@ def test_half_written_blocks_count_for_nothing(store, whole, begun):
     assert bits(joint().fit(store, checkpoint=begun)) == whole
 
 
+def test_a_block_in_the_place_of_another_is_refused(store, begun):
+    block, other, *_ = sorted(begun.glob("pass-000/rows-*"))
+    shutil.rmtree(block)
+    shutil.copytree(other, block)
+    with pytest.raises(StoreError, match=r"rows-.* is that of pass-000 of run .*, rows "):
+        joint().fit(store, checkpoint=begun)
+
+
 def test_one_run_at_a_time(store, begun):
     def second(event):
         if isinstance(event.detail, Event):
@@ -511,9 +519,9 @@ def alike(a, b):
 @given(value=VALUES)
 def test_partial_sums_come_back_as_they_went(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("partial") / "p"
-    write_partial(path, value, KINDS)
-    write_partial(path, "what comes second", KINDS)  # the first one wins
-    found = read_partial(path, KINDS)
+    write_partial(path, value, KINDS, place="here")
+    write_partial(path, "what comes second", KINDS, place="here")  # the first one wins
+    found = read_partial(path, KINDS, place="here")
     shapeless = isinstance(value, np.ndarray) and not value.shape  # comes back as a scalar
     assert alike(value[()] if shapeless else value, found) or _scalars(value)
 
@@ -531,9 +539,9 @@ def _scalars(value):
 
 def test_unknown_kinds_neither_go_nor_come(tmp_path):
     with pytest.raises(TypeError, match="can't be part of a checkpoint"):
-        write_partial(tmp_path / "p", replace(Pair(1, 2)), ())
+        write_partial(tmp_path / "p", replace(Pair(1, 2)), (), place="p")
     with pytest.raises(TypeError, match="make it a dataclass or a named tuple"):
-        write_partial(tmp_path / "p", {1}, (set,))
-    write_partial(tmp_path / "p", Pair(1, 2), KINDS)
+        write_partial(tmp_path / "p", {1}, (set,), place="p")
+    write_partial(tmp_path / "p", Pair(1, 2), KINDS, place="p")
     with pytest.raises(StoreError, match="is damaged"):
-        read_partial(tmp_path / "p", ())
+        read_partial(tmp_path / "p", (), place="p")

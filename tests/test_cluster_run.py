@@ -1,21 +1,26 @@
 """Runs on a cluster that loses its workers: they go on, or one sentence says why not."""
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import dask
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cme_dask import JointDistribution, kernels
-from cme_dask.errors import ResourceError
-from cme_dask.numerics.reduction import tree_merges, tree_sum
+from cme_dask import JointDistribution, PivotedCholesky, kernels
+from cme_dask.errors import DataError, ResourceError
+from cme_dask.numerics.reduction import Cost, Extent, plan_ranges, tree_merges, tree_sum
+from cme_dask.passes.cluster import run_on_workers
 from cme_dask.passes.driver import RunOptions
 
 
@@ -115,17 +120,19 @@ def test_what_hears_of_the_progress_is_not_the_scheduler(small):
         )
 
 
-def test_a_worker_that_dies_while_it_is_prepared_is_no_lost_scheduler(small):
-    """It hears of the plugin, but doesn't answer; its successor does."""
+def test_workers_that_die_while_they_are_prepared_are_no_lost_scheduler(small):
+    """However often one hears of the plugin and doesn't answer; the next passes ask for nothing."""
     _, client = small
-    (pid,) = client.run(os.getpid).values()
     prepared = client.register_plugin
+    attempts = []
 
     def dying(plugin):
+        client.wait_for_workers(1)
+        (pid,) = client.run(os.getpid).values()
         os.kill(pid, signal.SIGSTOP)
-        killing = threading.Timer(1.0, os.kill, (pid, signal.SIGKILL))
+        killing = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
         killing.start()
-        client.register_plugin = prepared
+        attempts.append(pid)
         try:
             return prepared(plugin)
         finally:
@@ -133,11 +140,101 @@ def test_a_worker_that_dies_while_it_is_prepared_is_no_lost_scheduler(small):
 
     client.register_plugin = dying
     executor = RunOptions(client).executor()
-    assert executor.run(plus, [(1,), (2,)], plus, shared=None, name="plus") == 3
-    client.wait_for_workers(1)
-    (pid,) = client.run(os.getpid).values()
-    client.register_plugin = dying
-    assert executor.run(plus, [(1,), (2,)], plus, shared=None, name="plus") == 3
+    for _ in range(2):
+        assert executor.run(plus, [(1,), (2,)], plus, shared=None, name="plus") == 3
+    assert len(attempts) == 1
+
+
+def registered(dask_scheduler):
+    """The plugin of a scheduler, by its identity."""
+    return id(dask_scheduler.worker_plugins["cme-dask-one-blas-thread"])
+
+
+def test_a_cluster_is_prepared_once(cluster):
+    def fit():
+        x = np.zeros((10, 1)) + np.arange(10)[:, None]
+        PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(x, scheduler=cluster)
+        return cluster.run_on_scheduler(registered)
+
+    assert fit() == fit()
+
+
+def test_a_worker_holds_what_it_was_measured_to_hold(cluster):
+    executor = RunOptions(cluster).executor()
+    processes = map(psutil.Process, cluster.run(os.getpid).values())
+    measured = max(process.memory_info().rss for process in processes)
+    assert 0.9 * measured < executor.worker_resident < 1.1 * measured + (16 << 20)
+    plan = executor.check_pass(Cost(), Extent(100, 1, 100, 0), plan_ranges(100, 0, 1, 1e-6))
+    assert plan.predicted > executor.worker_resident
+
+
+def test_fits_may_be_tasks_on_all_threads_of_a_cluster(cluster):
+    def fit_in_a_task(seed):
+        x = np.random.default_rng(seed).normal(size=(5000, 1))
+        return PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(x).report_.rows
+
+    futures = cluster.map(fit_in_a_task, range(3), pure=False)  # of one-thread workers there are 2
+    try:
+        assert cluster.gather(futures, direct=True) == [5000] * 3
+    finally:
+        cluster.cancel(futures)
+
+
+def test_a_stopped_worker_does_not_block_the_start(cluster, monkeypatch):
+    monkeypatch.setattr("cme_dask.passes.cluster._ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr("cme_dask.passes.cluster._SILENT_SECONDS", 0.0)
+    pid, other = cluster.run(os.getpid).values()
+    os.kill(pid, signal.SIGSTOP)
+    going_on = threading.Timer(60.0, os.kill, (pid, signal.SIGCONT))
+    going_on.start()
+    try:
+        assert list(run_on_workers(cluster, os.getpid).values()) == [other]
+        assert RunOptions(cluster).executor().workers == 2
+        assert going_on.is_alive()
+    finally:
+        going_on.cancel()
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_an_adaptive_cluster_may_begin_without_workers():
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        with pytest.raises(ResourceError, match="has no workers: start some"):
+            RunOptions(client).executor()
+        local.adapt(minimum=0, maximum=1, interval="50ms")
+        assert RunOptions(client).executor().workers == 1
+
+
+def test_clients_that_can_not_wait_are_refused(cluster):
+    async def executor():
+        async with Client(cluster.scheduler.address, asynchronous=True) as client:
+            RunOptions(client).executor()
+
+    with pytest.raises(DataError, match=r"the client is asynchronous, .* give a Client\(address\)"):
+        asyncio.run(executor())
+    with Client(cluster.scheduler.address, set_as_default=False) as client:
+        pass
+    with pytest.raises(ResourceError, match="the client is closed: connect another one"):
+        RunOptions(client).executor()
+
+
+ORPHANS = """
+import os, time
+from cme_dask.passes.driver import WorkerProcesses
+with WorkerProcesses().started(1) as pool:
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_killed_client():
+    command = [sys.executable, "-c", ORPHANS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as client:
+        child = psutil.Process(int(client.stdout.readline()))
+        client.kill()
+    child.wait(30)  # TimeoutExpired if it goes on
 
 
 def test_without_any_worker_a_run_ends_with_a_sentence(small, tmp_path, monkeypatch):

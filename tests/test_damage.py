@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -156,6 +157,7 @@ def transpose(path):
 STORES = {
     "truncated chunk": lambda s: truncate(s / "x/c/4/0"),
     "flipped bytes": lambda s: flip(s / "x/c/3/0"),
+    "chunk of another place": lambda s: shutil.copy(s / "x/c/2/0", s / "x/c/5/0"),
     "missing chunk": lambda s: (s / "x/c/8/0").unlink(),
     "missing array": lambda s: shutil.rmtree(s / "y"),
     "wrong dtype": lambda s: edit(
@@ -418,6 +420,9 @@ def test_an_unreachable_scheduler(place, monkeypatch):
     with dask.config.set({"distributed.comm.require-encryption": True}):
         check("unencrypted cluster", *run(*asked, "tcp://127.0.0.1:9"))
     check("unencrypted cluster", *run(*asked, "tcp://127.0.0.1:9", "--require-tls"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # like a scheduler that is stopped
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        check("unreachable scheduler", *run(*asked, address))
     assert contents(place / "old") == before
 
 
@@ -530,6 +535,16 @@ def test_a_manifest_without_strips(place):
     with pytest.raises(StoreError) as error:
         PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(place / "s", **kept)
     check("manifest without strips", 2, f"error: {error.value}")
+
+
+def test_sums_of_another_run(place):
+    for name in ("run", "other"):
+        PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(place / "s", checkpoint=place / name)
+    shutil.rmtree(place / "run/pass-000/total")
+    shutil.copytree(place / "other/pass-000/total", place / "run/pass-000/total")
+    with pytest.raises(StoreError) as error:
+        PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(place / "s", checkpoint=place / "run")
+    check("sums of another run", 2, f"error: {error.value}")
 
 
 def test_every_row_of_the_table_is_tested():

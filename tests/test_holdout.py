@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from conftest import pairwise, write_store
+from conftest import pairwise, rewriting, write_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_reads import opened
@@ -317,7 +317,8 @@ def test_unusable_values_of_other_rows_do_not_matter(tmp_path):
     held = np.flatnonzero(mask("7d", 0.3, True))
     x[held[[3, 50]], 1] = np.nan
     write(tmp_path / "s.zarr")
-    zarr.open_group(str(tmp_path / "s.zarr"), mode="r+")["x"][:] = x
+    with rewriting(tmp_path / "s.zarr") as group:
+        group["x"][:] = x
     rest, held_out = open_sample(str(tmp_path / "s.zarr")).split(0.3, by="7d")
     assert moments_of(rest)[0].n_rows == N - len(held)
     count_bad_values(rest, THREADS)  # finds none

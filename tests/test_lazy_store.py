@@ -262,9 +262,10 @@ def test_each_chunk_is_read_once_and_written_once(rows, fits, tmp_path, monkeypa
         written[key] += 1
         await put(self, key, value)
 
-    async def get_(self, key, *rest, **more):
-        read[self.root.name == "s", key] += 1
-        return await get(self, key, *rest, **more)
+    async def get_(self, key, prototype=None, byte_range=None):
+        if byte_range is None:  # checksums are read alone
+            read[self.root.name == "s", key] += 1
+        return await get(self, key, prototype, byte_range)
 
     monkeypatch.setattr(LocalStore, "set", set_)
     monkeypatch.setattr(LocalStore, "get", get_)

@@ -171,3 +171,17 @@ def test_partitions_have_no_residual_trace():
     assert model.plot_spectrum().lines
     with pytest.raises(DataError, match="partitions of unity"):
         model.plot_residual_trace()
+
+
+def test_names_are_no_mathematics(tmp_path):
+    name = r"$\bad{$ 5%"
+    with drawing.picture(tmp_path / "p.png", 4.0, 3.0) as figure:
+        ax = figure.subplots()
+        ax.loglog([1e-6, 1e6], [1.0, 100.0], label=name)
+        ax.set(title=name, xlabel=name)
+        twin = ax.twiny()
+        twin.set_xticks([0.0, 1.0], [name, name])
+        ax.legend()
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    assert name in {label.get_text() for label in twin.get_xticklabels()}
+    assert "10⁻⁶" in {label.get_text() for label in ax.get_xticklabels()}

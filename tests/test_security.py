@@ -9,6 +9,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import dask
 import fuzz
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from conftest import write_store
 
 import cme_dask
-from cme_dask import PivotedCholesky, kernels, open_sample
+from cme_dask import PivotedCholesky, kernels, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.runner import OUTPUTS
@@ -25,8 +26,9 @@ from cme_dask.cli.schema import read_job
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import sealed
 from cme_dask.data.zarr_reader import ZarrTableSource
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.models.events import Event
+from cme_dask.passes.cluster import connected
 
 PACKAGE = Path(cme_dask.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,6 +73,62 @@ def edit(path, change, *, honest=False):
         described.pop("checksum", None)
         about["attributes"]["cme_dask"] = sealed(described)
     path.write_text(json.dumps(about))
+
+
+# Terminals and clusters ------------------------------------------------------------------------
+
+
+def shown(*args):
+    done = CliRunner().invoke(cli, [str(arg) for arg in args])
+    return done.exit_code, done.stdout + done.stderr
+
+
+def test_names_are_no_commands_to_the_terminal(tmp_path):
+    name = "\x1b]0;owned\x07a\u202eb"
+    x = np.random.default_rng(1).normal(size=(300, 1))
+    store = write_store(tmp_path / "s", x, x, x_names=[name], y_names=["y"])
+    fit = PivotedCholesky(kernels.Gaussian(1.0), tol=0.5).fit(store)
+    fit.save(tmp_path / "m")
+    texts = [repr(open_sample(store)), repr(fit.model_), repr(DataError(f"no {name}"))]
+    texts += [shown("info", store)[1], shown("info", tmp_path / "m")[1]]
+    texts += [shown("fit", store, "--out", tmp_path / "n", "--x", "a")[1]]
+    for text in texts:
+        assert r"\x1b]0;owned\x07a\u202eb" in text.replace("\\\\", "\\")
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_results_are_printed_in_any_encoding(tmp_path):
+    x = np.random.default_rng(1).normal(size=(300, 1))
+    store = write_store(tmp_path / "s", x, x, x_names=["é ± μ"], y_names=["y"])
+    done = CliRunner(charset="ascii").invoke(cli, ["info", str(store)])
+    assert done.exit_code == 0, done.exception
+    assert "? ? ?" in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="of Linux")
+def test_a_full_disk_ends_the_log_and_not_the_run(store, tmp_path):
+    asked = "features", store, "--out", tmp_path / "m", "--tol", "0.5", "--log", "/dev/full"
+    code, text = shown(*asked)
+    assert (code, text.count("the log /dev/full can't be written")) == (0, 1), text
+    assert "Traceback" not in text
+    assert load(tmp_path / "m").rank > 0
+
+
+def test_certificates_are_for_encrypted_clusters(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("cme_dask.passes.cluster._CONNECT_SECONDS", 1)
+    certificate = tmp_path / "ca.pem"
+    certificate.touch()
+    asked = "features", store, "--out", tmp_path / "m", "--scheduler", "tcp://127.0.0.1:9"
+    code, text = shown(*asked, "--tls-ca-file", certificate)
+    assert code == 2
+    assert "of no use for tcp://127.0.0.1:9, which is not encrypted" in text
+    with (
+        dask.config.set({"distributed.comm.tls.client.cert": str(certificate)}),
+        pytest.warns(UserWarning, match="not encrypted, although Dask's configuration has"),
+        pytest.raises(ResourceError, match="no scheduler answers"),
+        connected("tcp://127.0.0.1:9"),
+    ):
+        pass
 
 
 # Code ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The group of all commands, whose errors are one sentence and an exit code."""
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -15,7 +16,15 @@ import click
 
 from cme_dask import __version__
 from cme_dask.cli.options import SchemaCommand, examples
-from cme_dask.errors import CmeDaskError, RankWarning, ResourceError, ToleranceWarning, wording
+from cme_dask.errors import (
+    CmeDaskError,
+    RankWarning,
+    ResourceError,
+    ToleranceWarning,
+    printable,
+    without_secrets,
+    wording,
+)
 
 _INTERRUPTED, _TERMINATED = 130, 143  # exit codes, of shells after Ctrl-C and SIGTERM
 
@@ -25,7 +34,7 @@ _INTERRUPTED, _TERMINATED = 130, 143  # exit codes, of shells after Ctrl-C and S
 def _fail(message: str, code: int) -> NoReturn:
     if os.environ.get("CME_DASK_TRACEBACK") == "1":
         traceback.print_exc()
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(without_secrets(message))}", err=True)
     raise click.exceptions.Exit(code)
 
 
@@ -63,7 +72,8 @@ def _one_sentence() -> Iterator[None]:
     """Map errors to one sentence on stderr and an exit code, warnings to a line each."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        click.echo(f"warning: {wording(str(message), command=True)}", err=True)
+        text = wording(str(message), command=True)
+        click.echo(f"warning: {printable(without_secrets(text))}", err=True)
 
     try:
         with warnings.catch_warnings():
@@ -127,6 +137,8 @@ class SentenceGroup(click.Group):
         **extra: Any,
     ) -> click.Context:
         """Parse the group's own options."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a result is not lost for want of a letter
+            sys.stdout.reconfigure(errors="replace")
         with _one_sentence():
             return super().make_context(info_name, args, parent, **extra)
 

@@ -20,6 +20,8 @@ from cme_dask.cli.values import (
     share,
     source,
 )
+from cme_dask.config import ENCRYPTED
+from cme_dask.errors import DataError
 
 # Options from the schema of jobs
 
@@ -252,6 +254,9 @@ def log_option(command: Command) -> Callable[..., Any]:
     return logged
 
 
+_CERTIFICATES = "cme_dask.certificates"  # whether options name certificates
+
+
 def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     """What sets a key of Dask's configuration to the value of an option while the command runs."""
 
@@ -259,6 +264,9 @@ def _configures(key: str) -> Callable[[click.Context, click.Parameter, Any], Non
         if value:
             from cme_dask.passes.cluster import configured
 
+            ctx.meta[_CERTIFICATES] = key.startswith("distributed.comm.tls.") or ctx.meta.get(
+                _CERTIFICATES, False
+            )
             ctx.with_resource(configured({key: value if value is True else str(value)}))
 
     return set_key
@@ -304,6 +312,13 @@ def compute_options(command: Command) -> Callable[..., Any]:
     ) -> Any:
         from cme_dask.cli.compute import Compute
 
+        given = click.get_current_context().meta.get(_CERTIFICATES, False)
+        if given and "://" in (scheduler or "") and not str(scheduler).startswith(ENCRYPTED):
+            raise DataError(
+                f"the certificates are of no use for {scheduler}, which is not encrypted: give the "
+                "tls:// address of the scheduler, or leave out --tls-ca-file, --tls-cert and "
+                "--tls-key"
+            )
         overwrite = bool(options.get("overwrite"))
         compute = Compute(scheduler, workers, memory_limit, report, overwrite)
         return command(*arguments, compute=compute, **options)

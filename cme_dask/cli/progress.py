@@ -9,6 +9,7 @@ them, so that any handler can use them. This module has the handlers of the comm
 import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,11 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import click
 from rich.console import Console
 from rich.progress import TaskID
 
 from cme_dask.data.atomic import disk_errors
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, printable, without_secrets
 from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def describe_record(record: logging.LogRecord) -> dict[str, Any]:
         "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),
         "event": own.pop("event", "message"),
-        "message": record.getMessage(),
+        "message": without_secrets(record.getMessage()),
         **own,
     }
 
@@ -56,6 +58,35 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line; values that JSON does not know become texts."""
         return json.dumps(describe_record(record), default=str)
+
+
+class LogFile(logging.FileHandler):
+    """A file that takes records for as long as its disk does; what they tell of goes on without."""
+
+    _failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        if not self._failed:
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Give up, and warn of it."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._failed = True
+        click.echo(
+            f"warning: the log {self.baseFilename} can't be written ({error.strerror or error}): "
+            "it ends here, the run goes on",
+            err=True,
+        )
+
+    def close(self) -> None:
+        """Close the file, also where it can't take the rest."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class Remembered(logging.Handler):
@@ -109,7 +140,7 @@ def logging_to(path: Path | None) -> Iterator[None]:
         return
     _check_log(path)
     with disk_errors(path):
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(JsonLines())
     with handling(handler):
         LOGGER.info("started", extra={"event": "started"})
@@ -171,7 +202,7 @@ class ProgressLines:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(printable(without_secrets(line)), markup=False, soft_wrap=True)
 
     def fit(self, event: Event) -> None:
         """Show the progress of a fit or of a single pass: the ``progress`` of what makes it."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cme_dask.display import number, rank_text, with_error
+from cme_dask.errors import printable, without_secrets
 
 # Results as tables for people. Every function takes the JSON form of a result
 
@@ -26,7 +27,7 @@ _NARROWEST = 100  # columns, where the output is no terminal
 def show(result: Result, tables: Iterable[RenderableType], as_json: bool) -> None:
     """Print a result to stdout: its JSON form as one line, or its tables."""
     if as_json:
-        print(json.dumps(result, allow_nan=False))
+        print(without_secrets(json.dumps(result, allow_nan=False)))
         return
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -44,13 +45,18 @@ def format_bytes(count: float) -> str:
     return f"{count} B"
 
 
+def cell(text: str, style: str = "") -> Text:
+    """A text of a table, in which names of others are no commands to the terminal."""
+    return Text(printable(without_secrets(text)), style=style)
+
+
 def facts(title: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
     """Labels and texts in two columns."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in lines:
-        table.add_row(Text(label), Text(text))
+        table.add_row(cell(label), cell(text))
     return _titled(title, table, "")
 
 
@@ -65,20 +71,20 @@ def grid(
     """A table with texts in the first columns and numbers in the others."""
     table = Table(box=None, header_style="cyan", pad_edge=False, padding=(0, 2, 0, 0))
     rows = list(rows)
-    for i, (label, *cells) in enumerate(zip(head, *rows, strict=True)):
+    for i, (label, *column) in enumerate(zip(head, *rows, strict=True)):
         # Long labels may wrap, numbers must not.
         is_text = i < text_columns
-        width = None if is_text else max(map(len, cells), default=0)
-        table.add_column(Text(label), justify="left" if is_text else "right", min_width=width)
+        width = None if is_text else max(map(len, column), default=0)
+        table.add_column(cell(label), justify="left" if is_text else "right", min_width=width)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(cell, row))
     return _titled(title, table, caption)
 
 
 def _titled(title: str, table: Table, caption: str) -> RenderableType:
-    parts: list[RenderableType] = [Text(title, style="bold"), _indented(table)]
+    parts: list[RenderableType] = [cell(title, "bold"), _indented(table)]
     if caption:
-        parts.append(_indented(Text(caption, style="dim")))
+        parts.append(_indented(cell(caption, "dim")))
     return Group(*parts)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from cme_dask.errors import DataError, ResourceError, switch
+from cme_dask.errors import DataError, ResourceError, switch, without_secrets
 
 ATTRIBUTE = "cme_dask"
 """Attribute of a Zarr group, and key of a JSON file, that says which output of ours it is."""
@@ -318,7 +318,7 @@ def write_json(
     """Write values as a JSON file of a kind that :func:`json_file` made."""
     with writing(path, kind, overwrite=overwrite) as aside, disk_errors(path):
         text = json.dumps({ATTRIBUTE: kind.name, **values}, allow_nan=False, indent=1)
-        aside.write_text(f"{text}\n", encoding="utf-8")
+        aside.write_text(f"{without_secrets(text)}\n", encoding="utf-8")
 
 
 def withdraw(path: Path, kind: Kind) -> None:

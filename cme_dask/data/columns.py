@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError, StoreError, remedy
+from cme_dask.errors import DataError, StoreError, printable, remedy
 
 Array = Any
 
@@ -82,7 +82,7 @@ class Columns:
     def listed(self) -> str:
         """The names in a line; of many the first two and the last."""
         names = self.names if len(self.names) <= _MANY else (*self.names[:2], "...", self.names[-1])
-        return ", ".join(names)
+        return printable(", ".join(names))
 
     @property
     def given(self) -> "Columns":

@@ -18,7 +18,8 @@ from cme_dask.data.atomic import check_apart
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
-from cme_dask.data.tables import Source, display_name, listed
+from cme_dask.data.remote import is_http, whole_files_only, with_persistence
+from cme_dask.data.tables import Source, address_of, listed
 from cme_dask.data.typed import Decoded, Decoder, Encoder
 from cme_dask.data.writer import (
     OUTPUT,
@@ -63,7 +64,13 @@ def find_sources(
 
 def _matches(entry: str, options: dict[str, Any], block_bytes: int | None) -> list[Source]:
     try:
-        files, path = url_to_fs(entry, **options)
+        repeated = with_persistence(entry, options)
+        files, path = url_to_fs(entry, **repeated)
+        if is_http(path) and _holds_zarr(files, path):  # where all folders are files
+            return [_folder_source(files, path, entry, options)]
+        if whole_files_only(files, path):  # fetched once, into the folder of temporary files
+            protocol = entry.partition(":")[0]
+            files, path = url_to_fs(f"simplecache::{entry}", **{protocol: repeated})
     except ImportError as error:
         raise ResourceError(f"{entry} can't be opened: {error}") from error
     except (ValueError, TypeError) as error:
@@ -112,7 +119,7 @@ def _folder_source(
         raise DataError(f"{entry} is a folder: name its files, such as {path}/*.csv")
     from cme_dask.data.zarr_reader import ZarrTableSource
 
-    return ZarrTableSource(display_name(files, path), options)
+    return ZarrTableSource(address_of(files, path), options)
 
 
 def _holds_zarr(files: fsspec.AbstractFileSystem, path: str) -> bool:

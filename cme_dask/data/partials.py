@@ -19,6 +19,7 @@ import zarr
 
 from cme_dask.data.atomic import ATTRIBUTE, disk_errors, sync, sync_tree
 from cme_dask.data.store import (
+    brief,
     is_listing,
     open_zarr,
     read_array,
@@ -37,7 +38,7 @@ KIND, SCHEMA_VERSION = "partial", 1
 _ADVICE = "remove it to have it computed again"
 
 
-def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) -> None:
+def write_partial(path: Path, value: Any, kinds: Kinds, *, place: str, flush: bool = False) -> None:
     """Write a value, whole or not at all; one that is there already is left as it is.
 
     Parameters
@@ -49,6 +50,8 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
         tuples of ``kinds`` of these.
     kinds
         The dataclasses and named tuples.
+    place
+        What the value is of, such as the pass and its rows: only those who name it read it.
     flush
         Return when it is on the disk, and not on the way there.
 
@@ -67,6 +70,7 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
             group = zarr.open_group(str(aside), mode="w", zarr_format=3)
             arrays = {n: write_array(group, n, np.concatenate(p)) for n, p in flat.items()}
             metadata = {"kind": KIND, "schema_version": SCHEMA_VERSION, "value": tree}
+            metadata["place"] = place
             group.attrs[ATTRIBUTE] = sealed({**metadata, "arrays": arrays})
             if flush:
                 sync_tree(aside)
@@ -81,19 +85,25 @@ def write_partial(path: Path, value: Any, kinds: Kinds, *, flush: bool = False) 
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def read_partial(path: Path, kinds: Kinds) -> Any:
+def read_partial(path: Path, kinds: Kinds, *, place: str) -> Any:
     """Inverse of :func:`write_partial`.
 
     Raises
     ------
     StoreError
-        If it is missing or damaged.
+        If it is missing or damaged, or was written at another place and copied here.
     """
     location = os.fspath(path)
     group = open_zarr(location)
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a partial sum was expected")
     metadata = read_attribute(group, KIND, SCHEMA_VERSION, location)
+    written_at = metadata.get("place", place)  # older ones do not say
+    if written_at != place:
+        raise StoreError(
+            f"the partial sum {location} is that of {brief(written_at)}, that of {place} was "
+            f"expected: {_ADVICE}"
+        )
     listed = metadata.get("arrays")
     if not is_listing(listed):
         raise StoreError(f"the partial sum {location} lists no arrays: {_ADVICE}")

@@ -18,8 +18,16 @@ from cme_dask.config import VARIABLES
 from cme_dask.data.batches import Batch, BatchReader, batches
 from cme_dask.data.columns import Columns
 from cme_dask.data.sources import RowFunction, RowSource, ZarrSource, applied
-from cme_dask.data.store import brief, is_listing, member, read_array, read_attribute, stored_array
-from cme_dask.errors import DataError, StoreError
+from cme_dask.data.store import (
+    brief,
+    is_listing,
+    member,
+    read_array,
+    read_attribute,
+    stored_array,
+    use_checksums,
+)
+from cme_dask.errors import DataError, StoreError, without_secrets
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 from cme_dask.numerics.given_location import BesideResiduals
 from cme_dask.numerics.reduction import Filled
@@ -129,6 +137,8 @@ class Sample:
         units = {name: s for name, s in single.items() if name in needed and s is not None}
         weights = () if self.weights is None else (self.weights,)
         set_ = object.__setattr__  # of a frozen one
+        if "://" in self.location:  # models and stores save it
+            set_(self, "location", without_secrets(self.location))
         set_(self, "units", units)
         set_(self, "reads", (*self.sources, *weights, *units.values(), *self.beside))
         set_(self, "n_rows", self.reads[0].shape[0])
@@ -505,6 +515,8 @@ def open_store(group: zarr.Group, location: str) -> Sample:
     metadata = read_attribute(group, KIND, SCHEMA_VERSION, location)
     if not isinstance(metadata.get("weights"), bool):
         raise StoreError(f"{location} does not say whether it has weights: write it again")
+    if "chunk_checksums" in metadata:  # older stores have none
+        group = use_checksums(group, metadata["chunk_checksums"], location)
     variables, roles = _variables(metadata), _roles(metadata, location)
     names = [*variables, *(["weights"] if metadata["weights"] else []), *roles]
     arrays = {name: stored_array(group, name, location) for name in names}

@@ -1,6 +1,5 @@
 """Sources of rows: anything with a shape that can be read by row ranges."""
 
-import asyncio
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -14,25 +13,14 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import zarr
-from zarr.abc.store import SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from cme_dask.data.store import (
-    DECODE_ERRORS,
-    GuardedStore,
-    brief,
-    check_access,
-    check_chunk,
-    packed_bytes,
-)
-from cme_dask.errors import DataError, StoreError
+from cme_dask.data.guarded import GuardedStore, check_chunk, chunk_ends
+from cme_dask.data.store import DECODE_ERRORS, brief, check_access, packed_bytes
+from cme_dask.errors import CmeDaskError, DataError, StoreError
 
 Array = Any
 T = TypeVar("T")
-
-_CHECKSUM = 4  # bytes of a CRC-32C, which close a chunk of our stores
-_AT_ONCE = 32  # chunks whose last bytes are read
 
 
 class RowSource(ABC):
@@ -416,7 +404,7 @@ class ZarrSource(RowSource):
                 rows = array[start:stop, :]
             else:
                 rows = array.get_orthogonal_selection((slice(start, stop), np.array(self.columns)))
-        except StoreError:  # a missing chunk, named
+        except CmeDaskError:  # a missing chunk, named, or one that a server refuses
             raise
         except DECODE_ERRORS as error:
             check_access(error, self.array.store)
@@ -452,22 +440,11 @@ class ZarrSource(RowSource):
         digest = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
         root = None if self.whole else getattr(array.store, "root", None)  # of a local folder
 
-        async def ends() -> None:
-            gate = asyncio.Semaphore(_AT_ONCE)
+        def changed(key: str) -> bytes:
+            return b"" if root is None else _written(root / key)
 
-            async def end(key: str) -> bytes:
-                async with gate:
-                    part = await array.store.get(
-                        key, default_buffer_prototype(), byte_range=SuffixByteRequest(_CHECKSUM)
-                    )
-                if part is None:
-                    return b"gone"
-                return part.to_bytes() + (b"" if root is None else _written(root / key))
-
-            for piece in await asyncio.gather(*map(end, keys)):
-                digest.update(piece)
-
-        sync(ends())
+        for end in chunk_ends(array, keys, changed):
+            digest.update(end)
         return f"{digest.hexdigest()[:16]} {self.columns or ''}".strip()
 
     def check_listed(self, location: str) -> None:

@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,111 +16,20 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import zarr
-from zarr.abc.store import ByteRequest
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from cme_dask.data.atomic import ATTRIBUTE, recover, work_folder
-from cme_dask.errors import ResourceError, StoreError, remedy
-
-# A local folder of Zarr files that may come from anybody: only its own plain files are read
-
-
-MOST_BYTES = 1 << 31
-"""Of a chunk as Blosc packs it, and so of any array that is one chunk."""
-
-_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-_MOST_METADATA = 1 << 27
-_OVERHEAD = 1 << 16  # of a packed chunk over its values, at most
-_FRAME = 16  # bytes of the head of a Blosc frame
-
-
-class GuardedStore(LocalStore):
-    """A folder out of which no link leads, and in which nothing blocks or never ends."""
-
-    async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        """The bytes of a file; OSError if it is none of the folder's own plain files."""
-        check_file(str(self.root), key)
-        return await super().get(key, prototype, byte_range)
-
-    def get_sync(
-        self,
-        key: str,
-        *,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
-    ) -> Buffer | None:
-        """As :meth:`get`."""
-        check_file(str(self.root), key)
-        return super().get_sync(key, prototype=prototype, byte_range=byte_range)
-
-
-def check_file(root: str, key: str) -> int | None:
-    """Bytes of the file of this key, or None if there is none.
-
-    Raises
-    ------
-    OSError
-        If it is a device or a pipe, which may never end; lies outside the folder, by a link or
-        ``..``; or is a description of more than 128 MB.
-    """
-    path = os.path.join(root, key)
-    try:
-        metadata = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if stat.S_ISDIR(metadata.st_mode):
-        return None
-    if not stat.S_ISREG(metadata.st_mode):
-        raise OSError(f"{key} is no plain file but a device, pipe or socket")
-    folder = os.path.realpath(root)
-    if os.path.commonpath([folder, os.path.realpath(path)]) != folder:
-        raise OSError(f"{key} leads out of the folder: copy it with its links followed (cp -rL)")
-    if metadata.st_size > _MOST_METADATA and os.path.basename(key) in _METADATA:
-        raise OSError(f"{key} is a description of {metadata.st_size:,} bytes")
-    return metadata.st_size
-
-
-def check_chunk(store: Any, key: str, values: int, *, blosc: bool) -> bool:
-    """Whether a chunk is there, before any memory is taken for it; other stores than folders: True.
-
-    Parameters
-    ----------
-    store
-        Where it lies.
-    key
-        Its key.
-    values
-        Bytes of its values.
-    blosc
-        Whether it is a Blosc frame, which says itself what it unpacks to.
-
-    Raises
-    ------
-    OSError
-        If it is longer than its values can be packed to, or unpacks to another number of bytes.
-    """
-    if not isinstance(store, GuardedStore):
-        return True
-    size = check_file(str(store.root), key)
-    if size is None:
-        return False
-    if size > values + values // 64 + _OVERHEAD:
-        raise OSError(f"{key} has {size:,} bytes for values of {values:,}")
-    if blosc:
-        with open(os.path.join(store.root, key), "rb") as file:
-            head = file.read(_FRAME)
-        result = int.from_bytes(head[4:8], "little")
-        if len(head) < _FRAME or result != values:
-            raise OSError(f"{key} unpacks to {result:,} bytes, not to {values:,}")
-    return True
-
+from cme_dask.data.guarded import (
+    MOST_BYTES,
+    CheckedStore,
+    GuardedStore,
+    check_chunk,
+    chunk_ends,
+    chunk_keys,
+)
+from cme_dask.errors import CmeDaskError, ResourceError, StoreError, remedy
 
 # Zarr groups as files of ours: a described kind, a schema version, checksummed arrays
 
@@ -134,7 +42,7 @@ DECODE_ERRORS = (
 )
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
 
-_CHECKSUM = "checksum"
+_CHECKSUM, _CHECKSUMS = "checksum", "chunk_checksums"
 _LONGEST = 200
 _LARGEST = 1 << 30  # bytes of a chunk: Blosc takes 2 GB at most
 _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
@@ -181,10 +89,14 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
         raise StoreError(f"{where} does not exist: give the path or URL of a Zarr store")
     try:
         # Absolute, because workers of a cluster may have another working folder.
-        absolute: Any = where if "://" in where else os.path.abspath(where)
-        if "://" not in where and os.path.isdir(where):
+        absolute: Any = os.path.abspath(where)
+        if "://" in where:
+            absolute, storage_options = CheckedStore.at(where, storage_options), None
+        elif os.path.isdir(where):
             absolute = GuardedStore(absolute, read_only=True)
         result = zarr.open(absolute, mode="r", storage_options=storage_options)
+    except CmeDaskError:  # of a server
+        raise
     except ImportError as error:
         raise ResourceError(
             f"{where} needs a package that is not installed: {brief(error)}"
@@ -292,6 +204,49 @@ def _checksum(about: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
+def write_checksums(group: zarr.Group, arrays: Mapping[str, zarr.Array[Any]]) -> dict[str, Any]:
+    """List the checksums of all chunks of arrays of equally many chunks; JSON form of the list."""
+    columns = [chunk_ends(array, chunk_keys(array)) for array in arrays.values()]
+    ends = np.frombuffer(b"".join(end for column in columns for end in column), "<u4")
+    folder = group.create_group(_CHECKSUMS)  # apart from the rows, which others read as a table
+    return {**write_array(folder, "table", ends.reshape(len(arrays), -1)), "of": list(arrays)}
+
+
+def use_checksums(group: zarr.Group, written: Any, location: str) -> zarr.Group:
+    """The same group, whose chunks are held against their list whenever they are read.
+
+    Parameters
+    ----------
+    group
+        The group, in any store.
+    written
+        What :func:`write_checksums` said of the list.
+    location
+        For messages.
+
+    Raises
+    ------
+    StoreError
+        If the list is damaged.
+    """
+    folder = member(group, _CHECKSUMS, location)
+    listing = isinstance(written, dict) and isinstance(written.get("of"), list)
+    if not listing or not isinstance(folder, zarr.Group):
+        raise StoreError(f"{location} lists no checksums of its chunks: write it again")
+    table = read_array(folder, "table", location, written)
+    if table.ndim != 2 or table.dtype != np.uint32 or len(table) != len(written["of"]):
+        raise StoreError(f"{location} lists no checksums of its chunks: write it again")
+    prefix = f"{group.path}/" if group.path else ""
+    listed = {f"{prefix}{name}": ends for name, ends in zip(written["of"], table, strict=True)}
+    store: Any = group.store
+    if not isinstance(store, (GuardedStore, CheckedStore)):
+        local = isinstance(store, LocalStore)
+        store = GuardedStore(store.root, read_only=True) if local else CheckedStore(store)
+        group = zarr.open_group(store, path=group.path, mode="r")
+    store.checksums = {**store.checksums, **listed}
+    return group
+
+
 def stored_array(group: zarr.Group, name: str, location: str) -> zarr.Array[Any]:
     """The named array of a group of ours.
 
@@ -339,6 +294,8 @@ def member(group: zarr.Group, name: str, location: str) -> Any:
     """The named array or group, or None; StoreError if its description is damaged."""
     try:
         return group.get(name)
+    except CmeDaskError:  # of a server
+        raise
     except DECODE_ERRORS as error:
         check_access(error, location)
         raise StoreError(
@@ -381,6 +338,8 @@ def read_array(
         # Its chunks are always written, so a missing one is lost: it would read as zeros.
         whole = _has_chunks(array)
         values = np.asarray(array[...] if whole else None)
+    except CmeDaskError:  # of a server
+        raise
     except DECODE_ERRORS as error:
         check_access(error, location)
         raise StoreError(
@@ -405,12 +364,9 @@ def packed_bytes(array: zarr.Array[Any]) -> tuple[int, bool]:
 def _has_chunks(array: zarr.Array[Any]) -> bool:
     """Whether all chunks of an array that is cut along its first axis are there."""
     size, blosc = packed_bytes(array)
-    prefix, rest = f"{array.path}/" if array.path else "", (0,) * (array.ndim - 1)
-    store, encode = array.store, array.metadata.encode_chunk_key
-    if not isinstance(store, GuardedStore):
-        return array.nchunks_initialized == array.nchunks
-    keys = (prefix + encode((i, *rest) if array.ndim else ()) for i in range(array.nchunks))
-    return all(check_chunk(store, key, size, blosc=blosc) for key in keys)
+    if not isinstance(array.store, GuardedStore):  # not listed: few HTTP servers have lists
+        return all(sync(array.store.exists(key)) for key in chunk_keys(array))
+    return all(check_chunk(array.store, key, size, blosc=blosc) for key in chunk_keys(array))
 
 
 def _cut(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from cme_dask.errors import DataError
+from cme_dask.data.remote import explained as server_explained
+from cme_dask.errors import DataError, without_secrets
 
 BATCH_BYTES = 1 << 23
 
@@ -77,8 +78,8 @@ class Source(Protocol):
         """Changes when the table does: its size and time of change, or its ETag."""
 
 
-def display_name(files: fsspec.AbstractFileSystem, path: str) -> str:
-    """What messages call a file: its path, or its URL if it is remote."""
+def address_of(files: fsspec.AbstractFileSystem, path: str) -> str:
+    """The path of a file, or its URL if it is remote, with the passwords in it."""
     return path if isinstance(files, LocalFileSystem) else str(files.unstrip_protocol(path))
 
 
@@ -101,7 +102,7 @@ class FileSource:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return display_name(self.files, self.path)
+        return without_secrets(address_of(self.files, self.path))
 
     def fingerprint(self) -> str:
         """Its size and time of change, or its ETag."""
@@ -116,7 +117,8 @@ class FileSource:
         """Turn what opening and decoding raise into a DataError of one sentence."""
         expected: tuple[type[Exception], ...] = (OSError, *self.damage)
         try:
-            yield
+            with server_explained(self.name):
+                yield
         except expected as error:
             raise DataError(f"{self.name} {self.explanation(error)}") from error
 

@@ -15,7 +15,7 @@ from cme_dask.config import SAMPLE_SIZE
 from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored, writing
 from cme_dask.data.columns import Columns, check_finite, check_weights
 from cme_dask.data.sample import KIND, schema_version
-from cme_dask.data.store import compressors, sealed, write_array
+from cme_dask.data.store import compressors, sealed, write_array, write_checksums
 from cme_dask.errors import DataError, ZeroWeights, option
 from cme_dask.numerics.folds import RowSample, draw, merge
 
@@ -424,8 +424,9 @@ class SampleWriter:
                 bool(state["sample_complete"]),
                 {role: state[f"sample_{role}"] for role in self._roles.to_dict()},
             )
-        if "row_sample" in self._group:  # the writer was cut off while it finished
-            del self._group["row_sample"]
+        for name in ("row_sample", "chunk_checksums"):
+            if name in self._group:  # the writer was cut off while it finished
+                del self._group[name]
         self._group.attrs.put({})
         self._arrays = [self._group[name] for name in self._names]  # type: ignore[misc]
         for array in self._arrays:
@@ -504,6 +505,7 @@ def finish_sample(
     written = {name: write_array(folder, name, values) for name, values in small.items()}
     named = {} if roles is None else roles.to_dict()
     variables = [arrays[variable] for variable, _ in zip("xy", columns, strict=False)]
+    checksums = write_checksums(group, arrays)
     optional = {
         "features": features,
         "roles": named or None,
@@ -519,6 +521,7 @@ def finish_sample(
             "seed": seed,
             "row_sample_complete": row_sample.complete,
             "row_sample": written,
+            "chunk_checksums": checksums,
             "columns": {v: c.to_dict() for v, c in zip("xy", columns, strict=False)},
             **{key: value for key, value in optional.items() if value is not None},
         }

@@ -15,11 +15,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.data.arrow import as_arrow, matrix_names
 from cme_dask.data.atomic import ATTRIBUTE
+from cme_dask.data.remote import with_persistence
 from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ZarrSource, in_strips
 from cme_dask.data.store import DECODE_ERRORS, check_access, open_zarr, safe
 from cme_dask.data.tables import Batch, Kind, common_length, rows_per_batch
-from cme_dask.errors import DataError, ResourceError, StoreError
+from cme_dask.errors import CmeDaskError, DataError, ResourceError, StoreError, without_secrets
 
 # Values that are coded by the CF conventions, as xarray writes them to Zarr
 
@@ -155,7 +156,7 @@ class ZarrTableSource:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return self.location
+        return without_secrets(self.location)
 
     def fingerprint(self) -> str:
         """A hash of the sizes and times of change, or ETags, of all its files."""
@@ -213,7 +214,7 @@ class ZarrTableSource:
         else:
             try:
                 arrays = {n: safe(a, f"{self.name}/{n}") for n, a in sorted(result.arrays())}
-            except StoreError:
+            except CmeDaskError:
                 raise
             except DECODE_ERRORS as error:
                 check_access(error, self.name)
@@ -234,7 +235,8 @@ class ZarrTableSource:
         return open_zarr(self.location, dict(self.storage_options) or None)
 
     def _files(self) -> Iterator[str]:
-        files, path = url_to_fs(self.location, **self.storage_options)
+        options = with_persistence(self.location, self.storage_options)
+        files, path = url_to_fs(self.location, **options)
         if isinstance(files, LocalFileSystem):
             for folder, _, names in os.walk(path):
                 for name in names:

@@ -15,7 +15,7 @@ from cme_dask.codec import Codec
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState, write_model
 from cme_dask.data.store import brief
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError, StoreError, printable
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.numerics.basis import Basis, FeatureBasis, NewtonBasis
 from cme_dask.numerics.location import MeanFunction
@@ -91,7 +91,7 @@ class Model(ABC):
         lines = self.summary()
         width = max(_LABEL, *(len(label) for label, _ in lines))
         body = "\n".join(f"  {label:<{width}} {text}" for label, text in lines)
-        return f"{type(self).__name__}\n{body}"
+        return f"{type(self).__name__}\n{printable(body)}"
 
     def _repr_html_(self) -> str:
         rows = "".join(

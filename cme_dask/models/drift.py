@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, printable
 from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.drift import Comparison, RatioFit
@@ -176,7 +176,7 @@ class DriftReport:
         laws = (("x", self.x), ("y", self.y), ("y given x", self.y_given_x))
         lines = [f"{name:<10} p = {law.pvalue:.3g}" for name, law in laws if law is not None]
         moved = ", ".join(each.name for each in self.columns if each.moved)
-        lines += [f"{'moved':<10} {moved or 'no column'}"]
+        lines += [f"{'moved':<10} {printable(moved) or 'no column'}"]
         lines += [f"{'ratio':<10} effective sample size {self.effective:.1%} of the rows"]
         rows = " -> ".join(f"{count:,}" for count in self.rows)
         return "\n  ".join([f"DriftReport ({rows} rows)", *lines])

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cme_dask.data.columns import Columns
+from cme_dask.display import number
 from cme_dask.errors import DataError, ResourceError
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ STYLE = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "figure.dpi": 120,
+    "text.parse_math": False,  # names of columns may hold a $
 }
 """Matplotlib settings of all pictures."""
 
 BLUE, DARK = "#1f5fa8", "#12365e"
 PALETTE = (BLUE, "#c8552b", "#3a8f5c", "#7a4fa0", "#b08d1a", "#3b8ea5", "#a03b63", "#5b6570")
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 FEW = 3
 """Columns that are listed by name; of more, their number is."""
@@ -74,12 +79,39 @@ def picture(
     require()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatterMathtext
 
     with rc_context(STYLE | style):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
+        for ax in figure.axes:
+            for axis in (ax.xaxis, ax.yaxis):
+                if isinstance(axis.get_major_formatter(), LogFormatterMathtext):
+                    label_powers(axis)
         if path is not None:
             figure.savefig(path, format="png", dpi=dpi, metadata={"Software": "cme_dask"})
+
+
+def rounded(value: float) -> float:
+    """A number to 4 significant digits."""
+    return float(f"{value:.4g}")
+
+
+def label_powers(axis: Any) -> None:
+    """Label the powers of ten of an axis, and if it has few of them the numbers between."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = axis.get_view_interval()
+    few = math.log10(high / low) < 1.5
+    axis.set_major_formatter(_power)
+    axis.set_minor_formatter(lambda value, _: number(rounded(value)) if few else "")
+    axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if few else "auto"))
+
+
+def _power(value: float, _: int) -> str:
+    """A power of ten, in which Matplotlib itself would write mathematics."""
+    exponent = round(math.log10(value))
+    return number(10.0**exponent) if -2 < exponent < 4 else f"10{str(exponent).translate(_RAISED)}"
 
 
 # Pictures of conditional laws: fans of quantiles, densities, distribution functions

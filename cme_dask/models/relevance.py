@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cme_dask.data.columns import Columns
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, printable
 from cme_dask.kernels.length_scales import WIDEST, ColumnScale
 from cme_dask.models.plots import BLUE, PALETTE, drawing
 
@@ -127,7 +127,7 @@ def _cells(row: ColumnRelevance) -> tuple[str, ...]:
     numbers = (row.length_scale, row.deviations, row.relevance)
     shown = ("-" if math.isnan(v) else "ignored" if math.isinf(v) else f"{v:.3g}" for v in numbers)
     bound = "" if row.bound == "ignored" else row.bound
-    return (row.column, row.variable, *shown, bound)
+    return (printable(row.column), row.variable, *shown, bound)
 
 
 def length_scales(sides: Sequence[tuple[str, Columns, Any]]) -> LengthScales:

@@ -33,7 +33,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_access
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
-from cme_dask.passes.cluster import user_modules
+from cme_dask.passes.cluster import run_on_workers, user_modules
 
 KIND, SCHEMA_VERSION = "checkpoint", 5
 
@@ -120,7 +120,7 @@ class Checkpoint:
     def check_seen(self, client: Any) -> None:
         """ResourceError unless all workers of a cluster see the folder, and it sees their files."""
         folder = str(self.folder)
-        signs = client.run(_sees, folder, self.run, on_error="ignore")  # some may die now
+        signs = run_on_workers(client, _sees, folder, self.run)
         # Each name is looked up: a list of the folder may be an old one, on a network.
         blind = [who for who, name in signs.items() if not (name and (self.folder / name).exists())]
         for name in filter(None, signs.values()):
@@ -166,16 +166,22 @@ class SavedStates:
     def latest(self) -> Any:
         """The last state, or None before the first."""
         paths = self._paths()
-        return read_partial(paths[max(paths)], self.kinds) if paths else None
+        if not paths:
+            return None
+        step = max(paths)
+        return read_partial(paths[step], self.kinds, place=self._place(step))
 
     def save(self, step: int, state: Any) -> None:
         """Write the state after so many steps, and drop earlier ones."""
         earlier = self._paths()
         path = self.folder / f"{self.name}-{step:09d}"
-        write_partial(path, state, self.kinds, flush=True)
+        write_partial(path, state, self.kinds, place=self._place(step), flush=True)
         for number, other in earlier.items():
             if number < step:
                 shutil.rmtree(other, ignore_errors=True)
+
+    def _place(self, step: int) -> str:
+        return f"{self.name}, step {step}"
 
     def _paths(self) -> dict[int, Path]:
         names = self.folder.glob(f"{self.name}-*")
@@ -240,9 +246,17 @@ class PassSums:
 
     def path(self, row: int) -> Path:
         """Where the block of a row lies when it is done."""
-        first = row // self.block * self.block
-        last = min(first + self.block, self.n_rows)
+        first, last = self._rows_of(row)
         return self.folder / self.name / f"rows-{first}-{last}-{self.run}"
+
+    def _rows_of(self, row: int) -> tuple[int, int]:
+        """The block [first, last) of a row."""
+        first = row // self.block * self.block
+        return first, min(first + self.block, self.n_rows)
+
+    def _place(self, first: int, last: int) -> str:
+        """What the sum of rows is of: a copy of it in another place is none."""
+        return f"{self.name} of run {self.run}, rows {first} to {last - 1}"
 
     def has(self, row: int) -> bool:
         """Whether the block of a row is done."""
@@ -259,15 +273,15 @@ class PassSums:
 
     def write(self, row: int, value: Any) -> Any:
         """Write the partial result of the block of a row, or read it if it is None; returns it."""
-        path = self.path(row)
+        path, place = self.path(row), self._place(*self._rows_of(row))
         if not (self.folder / _sign_of(self.run)).exists():
             raise ResourceError(
                 f"a worker can't see the checkpoint folder {self.folder}: put it on a filesystem "
                 "that this process and all workers share"
             )
         if value is None:
-            return read_partial(path, self.kinds)
-        write_partial(path, value, self.kinds)
+            return read_partial(path, self.kinds, place=place)
+        write_partial(path, value, self.kinds, place=place)
         return value
 
     def read_total(self) -> Any:
@@ -287,13 +301,14 @@ class PassSums:
                 f"the checkpoint {self.folder} lacks the sums of {self.name}, which its manifest "
                 "lists: restore them from a copy, or start the run again in another folder"
             )
-        return read_partial(self.total, self.kinds)
+        return read_partial(self.total, self.kinds, place=self._place(0, self.n_rows))
 
     def end(self, value: Any) -> None:
         """Keep the sum over all rows, list it in the manifest, and drop its blocks."""
         if self.total.exists():  # of one who was cut off before it was listed
             shutil.rmtree(self.total)
-        write_partial(self.total, value, self.kinds, flush=True)  # blocks go when it is safe
+        place = self._place(0, self.n_rows)
+        write_partial(self.total, value, self.kinds, place=place, flush=True)  # before blocks go
         path = self.folder / _MANIFEST
         manifest = _read_json(path)
         assert manifest is not None

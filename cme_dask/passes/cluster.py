@@ -8,69 +8,149 @@ and what ran on so many workers that died that Dask gives it up for a killer of 
 again, with what hangs on it, while all other sums stay.
 """
 
+import asyncio
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
+import platform
 import queue
 import ssl
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import dask
 import numpy as np
+import psutil
 from dask.delayed import Delayed
-from distributed import CancelledError, Client, Future, KilledWorker, WorkerPlugin
+from distributed import (
+    CancelledError,
+    Client,
+    Future,
+    KilledWorker,
+    WorkerPlugin,
+    rejoin,
+    secede,
+)
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
+from distributed.core import rpc
+from distributed.scheduler import heartbeat_interval
+from distributed.security import Security
+from distributed.worker import thread_state
 
 from cme_dask import __version__
-from cme_dask.errors import ResourceError, remedy
+from cme_dask.config import ENCRYPTED
+from cme_dask.errors import DataError, ResourceError, remedy, warn
 from cme_dask.kernels.evaluator import PROCESS, limit_this_process
 from cme_dask.numerics.reduction import tree_merges
 
-_REGISTRATIONS, _REGISTRATION_PAUSE = 10, 0.5  # seconds between two attempts to reach all workers
+_ANSWER_SECONDS = 10.0  # in which workers answer, unless they are stopped or import slowly
+_SILENT_SECONDS = 5.0  # without a heartbeat, beside the pauses between heartbeats
+
+T = TypeVar("T")
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """What a function gives; TimeoutError after so many seconds, in which case it goes on alone."""
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            outcome.put((None, error))
+
+    # A daemon: the end of the process does not wait for it.
+    threading.Thread(target=work, daemon=True, name="ask-cluster").start()
+    try:
+        value, error = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> dict[str, T]:
+    """What a function gives on each worker, by address; those that die or are stopped left out.
+
+    Raises
+    ------
+    ResourceError
+        If no worker answers, or the scheduler is lost.
+    """
+    patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
+    for seconds in (_ANSWER_SECONDS, _ANSWER_SECONDS, patience):
+        described = described_workers(client)
+        workers = _heard(described)
+        if len(workers) < len(described):
+            silent = sorted(set(described) - set(workers))
+            info = {"event": "silent workers", "workers": silent}
+            log.warning("no answer of %s", ", ".join(silent), extra=info)
+        ask = partial(client.run, function, *args, workers=workers, on_error="ignore")
+        try:
+            return within(seconds, ask)
+        except TimeoutError:
+            continue
+        except OSError as error:
+            raise scheduler_lost(client, error) from error
+    raise ResourceError(
+        f"no worker of the cluster at {client.scheduler.address} answers: they are stopped or "
+        "unreachable, restart them"
+    )
+
+
+def _heard(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The workers whose last heartbeat is as recent as it should be."""
+    newest = max((worker["last_seen"] for worker in described.values()), default=0.0)
+    oldest = newest - _SILENT_SECONDS - 2.0 * heartbeat_interval(len(described))
+    return [address for address, w in described.items() if w["last_seen"] >= oldest]
 
 
 class OneBlasThread(WorkerPlugin):  # type: ignore[misc]
     """Limits each worker process of a cluster, once."""
 
     name = "cme-dask-one-blas-thread"
+    idempotent = True  # registered once in the life of a cluster
 
     def __init__(self) -> None:
         self._client_process = PROCESS
 
     def setup(self, worker: Any) -> None:
         """Limit the process, unless it is the client's own, which limits itself while it waits."""
-        if self._client_process != PROCESS:
-            limit_this_process()
+        _limit(self._client_process)
+
+
+def _limit(client_process: str) -> None:
+    """Limit a process, unless it is that of the client."""
+    if client_process != PROCESS:
+        limit_this_process()
 
 
 def limit_workers(client: Client) -> None:
     """Limit all workers of a cluster, those that join later as well.
 
-    The scheduler sends the plugin to each worker, and fails when one of them dies meanwhile; it is
-    then requested to send it again.
+    The scheduler keeps the plugin for those that join, and sends it to each worker. It fails when
+    one of them dies meanwhile, and waits for one that is stopped; the others are then asked by the
+    client.
 
     Raises
     ------
-    OSError
-        If the scheduler is lost, or workers die every time.
+    ResourceError
+        If the scheduler is lost.
     """
-    for _ in range(_REGISTRATIONS - 1):
-        try:
-            client.register_plugin(OneBlasThread())
-        except OSError:
-            client.nthreads()  # an OSError as well if it is the scheduler that was lost
-            time.sleep(_REGISTRATION_PAUSE)
-        else:
-            return
-    client.register_plugin(OneBlasThread())
+    try:
+        within(_ANSWER_SECONDS, partial(client.register_plugin, OneBlasThread()))
+    except (OSError, RuntimeError, KeyError):
+        run_on_workers(client, _limit, PROCESS)
 
 
 # Modules of the user's own functions: part of what a run is, and workers must have them
@@ -120,7 +200,7 @@ def check_workers_have(client: Client, value: Any) -> None:
     names = sorted(user_modules(value))
     if not names:
         return
-    missing = client.run(_missing, names, on_error="ignore")  # some may die now
+    missing = run_on_workers(client, _missing, names)
     lacking = {name: who for who, lost in missing.items() for name in lost}
     for name, who in lacking.items():
         raise ResourceError(
@@ -146,7 +226,6 @@ Scheduler: TypeAlias = Any
 """A scheduler's name, a ``distributed.Client``, or None for what Dask is set to."""
 
 _CONNECT_SECONDS = 10
-_ENCRYPTED = "tls://", "wss://"
 _PARTS = {"cme_dask": 9, "python": 2, "numpy": 1, "zarr": 1}
 """Leading parts of the versions that must be equal: tasks are pickled, and sums are compared."""
 
@@ -173,7 +252,7 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
     if scheduler is None or "://" not in scheduler:
         yield scheduler
         return
-    encrypted = scheduler.startswith(_ENCRYPTED)
+    encrypted = scheduler.startswith(ENCRYPTED)
     if dask.config.get("distributed.comm.require-encryption", None) and not encrypted:
         raise ResourceError(
             f"encryption is required, but {scheduler} is not encrypted: start the scheduler and "
@@ -181,9 +260,16 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
         )
     if encrypted:
         _check_certificates(scheduler)
+    elif dask.config.get("distributed.comm.tls.client.cert", None):
+        warn(
+            f"{scheduler} is not encrypted, although Dask's configuration has certificates: give "
+            "its tls:// address if it has one",
+            UserWarning,
+        )
     try:
+        within(_CONNECT_SECONDS, partial(_identity, scheduler))  # others may accept and be silent
         client = Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, EOFError) as error:
         raise ResourceError(_unreachable(scheduler, error)) from error
     # A lost scheduler is reported in one sentence, not in a traceback of each attempt to reconnect.
     logger = logging.getLogger("distributed.client")
@@ -194,6 +280,19 @@ def connected(scheduler: str | None) -> Iterator[Scheduler]:
             yield client
     finally:
         logger.setLevel(level)
+
+
+def _identity(address: str) -> None:
+    """Ask what is at an address who it is; OSError or TypeError if that is no scheduler."""
+
+    async def asked() -> dict[str, Any]:
+        arguments = Security().get_connection_args("client")
+        async with rpc(address, timeout=_CONNECT_SECONDS, connection_args=arguments) as there:
+            return await there.identity()  # type: ignore[no-any-return]
+
+    answer = asyncio.run(asked())
+    if answer.get("type") != "Scheduler":
+        raise TypeError(f"{address} is a {answer.get('type')}")
 
 
 _FLAGS = "--tls-ca-file, --tls-cert and --tls-key"
@@ -246,47 +345,95 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return values
 
 
-def cluster_threads(client: Client) -> int:
-    """Threads of all workers, which must be able to run tasks of this process.
+def check_client(client: Client) -> None:
+    """Refuse a client that can't run a pass.
+
+    Raises
+    ------
+    DataError
+        If it is asynchronous.
+    ResourceError
+        If it is closed.
+    """
+    if client.asynchronous:
+        raise DataError(
+            "the client is asynchronous, a fit waits for its tasks: give a Client(address) of its "
+            "own, and call fit in a thread (asyncio.to_thread)"
+        )
+    if client.status not in ("running", "connecting"):
+        raise ResourceError(
+            f"the client is {client.status}: connect another one, Client(address), and keep it "
+            "open while it is used"
+        )
+
+
+def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
+    """What the scheduler knows of each worker; of a cluster that is to get some, once it has one.
+
+    Clusters that adapt to their tasks may begin without a worker, and so do those whose workers are
+    jobs in a queue.
 
     Raises
     ------
     ResourceError
-        If there are no workers, or one lacks cme_dask, or has another version of it, another minor
-        version of Python, or another major version of NumPy or Zarr.
+        If there are no workers, or the scheduler is lost.
     """
-    threads = sum(client.nthreads().values())
-    if threads == 0:
+    described = described_workers(client)
+    cluster = client.cluster
+    if not described and (
+        getattr(cluster, "_adaptive", None) is not None or getattr(cluster, "worker_spec", None)
+    ):
+        task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
+        with contextlib.suppress(TimeoutError):
+            client.wait_for_workers(1, dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS))
+        described = described_workers(client)
+        task.release()
+    if not described:
         raise ResourceError(
             f"the cluster at {client.scheduler.address} has no workers: start some, "
             "for example with `dask worker ADDRESS`"
         )
-    check_workers(client)
-    return int(threads)
+    return described
 
 
-def check_workers(client: Client) -> None:
-    """ResourceError that names a worker which can't run tasks of this process, and why."""
+def check_workers(client: Client) -> int:
+    """Bytes that the largest worker holds by itself, once it has imported the package.
+
+    Raises
+    ------
+    ResourceError
+        If a worker lacks cme_dask, or has another version of it, another minor version of Python,
+        or another major version of NumPy or Zarr.
+    """
+    names = [name for name in _PARTS if name != "python"]
 
     # Inside, so that it is sent as code and not by the name of a module that may not be there.
-    def is_there() -> bool:
-        return importlib.util.find_spec("cme_dask") is not None
+    def about(dask_worker: Any = None) -> tuple[dict[str, str | None], int]:
+        versions: dict[str, str | None] = {"python": platform.python_version()}
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                versions[name] = None
+                continue
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:  # a folder of sources
+                versions[name] = importlib.import_module(name).__version__
+        if versions["cme_dask"] is not None:
+            importlib.import_module("cme_dask.passes.driver")
+        data = getattr(getattr(dask_worker, "data", None), "fast", None)  # which it may spill
+        return versions, psutil.Process().memory_info().rss - getattr(data, "total_weight", 0)
 
-    seen = client.run(is_there, on_error="ignore")  # some may die now
-    lacking = [name for name, there in seen.items() if not there]
-    values = client.get_versions(packages=["cme_dask", "zarr"])
-    here = values["client"]["packages"]
+    here, _ = about()
+    answers = run_on_workers(client, about)
+    lacking = [name for name, (versions, _) in answers.items() if versions["cme_dask"] is None]
     if lacking:
         raise ResourceError(
             f"worker {lacking[0]}{_more(lacking)} has no cme_dask: install version "
             f"{here['cme_dask'] or __version__} of it where the workers run"
         )
-    others = {
-        name: metadata["packages"] for name, metadata in values["workers"].items() if metadata
-    }
     different: dict[str, str] = {}
-    for name, packages in others.items():
-        for package, (ours, theirs) in _differences(here, packages).items():
+    for name, (versions, _) in answers.items():
+        for package, (ours, theirs) in _differences(here, versions).items():
             different.setdefault(name, f"{package} {theirs}, this client {package} {ours}")
     if different:
         name, said = next(iter(different.items()))
@@ -294,6 +441,7 @@ def check_workers(client: Client) -> None:
             f"worker {name}{_more(list(different))} has {said}: install the same versions on both "
             "sides"
         )
+    return max((resident for _, resident in answers.values()), default=0)
 
 
 def _differences(
@@ -320,6 +468,26 @@ def _more(names: list[str]) -> str:
 
 
 log = logging.getLogger("cme_dask.run")
+
+
+@contextlib.contextmanager
+def seceded() -> Iterator[None]:
+    """Give up the place of the task in which this runs, if any, for the tasks that it waits for.
+
+    So does ``Client.compute``: a fit in a task would otherwise keep its own tasks from the worker.
+    """
+    in_task = getattr(thread_state, "key", None) is not None
+    if in_task:
+        try:
+            secede()
+        except (ValueError, KeyError):  # it has done so itself
+            in_task = False
+    try:
+        yield
+    finally:
+        if in_task:
+            rejoin()
+
 
 _ATTEMPTS = 6  # of a node while no other one ends, each after `allowed-failures` + 1 dead workers
 _PAUSE = 5.0  # seconds without news after which workers are looked for
@@ -380,9 +548,10 @@ class ClusterRun:
         """
         try:
             try:
-                last = self._drive()
-                if last.status == "finished":
-                    return last.result()
+                with seceded():
+                    last = self._drive()
+                    if last.status == "finished":
+                        return last.result()
             except _LOST as error:
                 if error is self._refused:
                     raise
@@ -401,7 +570,6 @@ class ClusterRun:
     def _drive(self) -> Future:
         """The future of the sum over all leaves, or of a node that failed for good."""
         root = self._leaves + len(self._merges) - 1
-        limit_workers(self._client)
         self._ask(range(root + 1))
         while True:
             node, attempt = self._next()

@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -44,10 +45,12 @@ from cme_dask.passes.checkpoint import Checkpoint, about_run, checkpointed_run
 from cme_dask.passes.cluster import (
     ClusterRun,
     Scheduler,
+    awaited_workers,
+    check_client,
+    check_workers,
     check_workers_have,
-    cluster_threads,
-    described_workers,
     limit_workers,
+    run_on_workers,
 )
 from cme_dask.passes.progress import Listener
 
@@ -57,7 +60,7 @@ A_WORKER = "a worker"
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
 _PROCESS = 215 << 20  # interpreter and libraries
-_WORKER = 80 << 20  # of a cluster's worker: it loads fewer, and some pages it shares with others
+_FIRST_TASK = 16 << 20  # what the first task of a cluster's worker loads
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
 _DECODED = 10  # chunks that Zarr decodes at once
 
@@ -99,6 +102,8 @@ class Executor:
         Bytes of the memory of the device (of workers, the smallest); 0 if it is unknown.
     device_limit
         Bytes of it that tasks may use; None for any number.
+    worker_resident
+        Bytes that a worker of a cluster holds without a task, as it was measured.
     shares_memory
         Whether tasks see the arrays of this process without a copy.
     cores
@@ -115,6 +120,7 @@ class Executor:
     device: Device | None = None
     device_memory: int = 0
     device_limit: int | None = None
+    worker_resident: int = 0
     shares_memory: bool = field(init=False)
     cores: int = field(init=False)
 
@@ -153,7 +159,7 @@ class Executor:
         plans = [MemoryPlan(base + v, self.memory, place, k) for k, v in cost.alone.items()]
         if self.worker_memory:
             plans += [
-                MemoryPlan(_WORKER + threads * task + waiting, limit, A_WORKER)
+                MemoryPlan(self.worker_resident + threads * task + waiting, limit, A_WORKER)
                 for threads, limit in self.worker_memory
             ]
         else:
@@ -357,10 +363,14 @@ class RunOptions:
             raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
         scheduler = _configured() if self.scheduler is None else self.scheduler
         client = scheduler if isinstance(scheduler, Client) else None
-        processes = None
+        processes, resident = None, 0
+        described: Mapping[str, Mapping[str, Any]] = {}
         if client is not None:
-            kind, workers = "distributed", cluster_threads(client)
-            limit_workers(client)  # imports the package on the workers
+            check_client(client)
+            described = awaited_workers(client)
+            kind, workers = "distributed", sum(w["nthreads"] for w in described.values())
+            resident = check_workers(client) + _FIRST_TASK
+            limit_workers(client)
             if checkpoint is not None:
                 checkpoint.check_seen(client)
         else:
@@ -381,13 +391,12 @@ class RunOptions:
                 device_memory = place.memory()
             else:
                 check_workers_have(client, place.name)
-                device_memory = min(client.run(place.memory).values())
+                device_memory = min(run_on_workers(client, place.memory).values())
         most = _bytes(self.memory_limit, "memory_limit")
         device_limit = min(
             _bytes(self.device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
         )
         # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
-        described = {} if client is None else described_workers(client)
         share = dask.config.get("distributed.worker.memory.spill") or 1.0
         each = [
             (w["nthreads"], min(most, int(share * (w["memory_limit"] or MEMORY_LIMIT))))
@@ -405,6 +414,7 @@ class RunOptions:
             place,
             device_memory,
             None if device_limit == sys.maxsize else device_limit,
+            resident,
         )
 
     @contextlib.contextmanager
@@ -571,7 +581,7 @@ class WorkerProcesses:
     def _start(self, workers: int) -> ProcessPoolExecutor:
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=limit_this_process)
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
         weakref.finalize(self, pool.shutdown)
         try:
             with _later_interrupts():
@@ -581,6 +591,19 @@ class WorkerProcesses:
             pool.shutdown()
             raise
         return pool
+
+
+def _begin_worker() -> None:
+    """Prepare a worker process, which ends when the one that started it does, however it does."""
+    limit_this_process()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, printable
 
 TOPIC = "cme-dask"
 """Topic of the events that a cluster's scheduler keeps: ``client.get_events("cme-dask")``."""
@@ -392,7 +392,7 @@ class FitDisplay:
         now = time.monotonic()
         if event.step != self._step or now - self._spoken >= _LINES or event.done == 1.0:
             self._step, self._spoken = event.step, now
-            self._console.print(str(event), markup=False, soft_wrap=True)
+            self._console.print(printable(str(event)), markup=False, soft_wrap=True)
 
     def _tick(self) -> None:
         while not self._stop.wait(_EVERY):

@@ -17,7 +17,17 @@ from markupsafe import Markup
 from cme_dask.data.columns import Columns
 from cme_dask.display import number
 from cme_dask.models.joint import JointModel
-from cme_dask.models.plots import BLUE, DARK, LEVELS, PALETTE, borders, densities, draw_fan
+from cme_dask.models.plots import (
+    BLUE,
+    DARK,
+    LEVELS,
+    PALETTE,
+    borders,
+    densities,
+    draw_fan,
+    label_powers,
+    rounded,
+)
 from cme_dask.models.relevance import ColumnRelevance
 from cme_dask.models.spectra import spectra
 from cme_dask.numerics.scoring import Estimate
@@ -37,7 +47,6 @@ _BINS = 40  # of the y of a heat map
 _MOST_BARS = 14  # columns whose relevance is drawn
 _MOST_BANDS = 6  # labels whose probabilities are drawn
 _TAILS = 0.02  # mass of a column of x beyond each end of what is drawn
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SHARES = 0.05, 0.2  # of the rows, from which on a dot is larger
 _HEAT = 0.24, 0.53, 0.83, 1.0  # of which more or less is seen on a light page and on a dark one
 _CROWDED = 4  # labels beside each other, of which more are turned
@@ -102,7 +111,7 @@ class Walk:
     def named(self, place: int) -> str:
         """The value of the column at a point."""
         if self.ticks is None:
-            return number(_rounded(self.at[place]))
+            return number(rounded(self.at[place]))
         return cut(self.ticks[place], LONGEST)
 
 
@@ -175,7 +184,7 @@ class Figures:
         for j, (name, value) in enumerate(zip(x.names, row, strict=True)):
             if j != without:
                 labels = x.categories.get(name)
-                shown = isolated(labels[int(value)]) if labels else number(_rounded(value))
+                shown = isolated(labels[int(value)]) if labels else number(rounded(value))
                 parts.append(Markup("{} = {}").format(isolated(name), shown))
         more = f" and {len(parts) - _LISTED} more" if len(parts) > _LISTED else ""
         return Markup(", ").join(parts[:_LISTED]) + more
@@ -208,8 +217,8 @@ class Figures:
                 _titled("{} along {}", column, walk.column),
                 "Median and central bands of the law."
                 + (" Dots are sampled rows." if alone and walk.is_line else ""),
-                f"The median goes from {number(_rounded(median[0]))} at {walk.named(0)} to "
-                f"{number(_rounded(median[-1]))} at {walk.named(-1)}; the "
+                f"The median goes from {number(rounded(median[0]))} at {walk.named(0)} to "
+                f"{number(rounded(median[-1]))} at {walk.named(-1)}; the "
                 f"{100 * LEVELS[1]:g} % band is {_mean_width(bands[1])} wide on average.",
             )
 
@@ -275,15 +284,15 @@ class Figures:
             self._along(ax)
             _above(ax, _named(column, self.columns[1]))
             _legend(ax, ax.lines)
-            peak = number(_rounded(float(density.max())))
+            peak = number(rounded(float(density.max())))
             return self._figure(
                 figure,
                 f"heat-{j}",
                 _titled("Density of {} along {}", column, walk.column),
                 "The more colour, the denser; the full colour stands for "
-                f"{number(_rounded(top))}{f' per {unit}' if unit else ''}.",
+                f"{number(rounded(top))}{f' per {unit}' if unit else ''}.",
                 f"The density is at most {peak}, and the median goes from "
-                f"{number(_rounded(median[0]))} to {number(_rounded(median[-1]))}.",
+                f"{number(rounded(median[0]))} to {number(rounded(median[-1]))}.",
             )
 
     # Calibration
@@ -303,7 +312,7 @@ class Figures:
             ax.grid(axis="x", visible=False)
             ax.set_xlabel(f"F(y | x) of {short(column)}")
             _above(ax, "density, with standard errors")
-            low, high = number(_rounded(height.min())), number(_rounded(height.max()))
+            low, high = number(rounded(height.min())), number(rounded(height.max()))
             return self._figure(
                 figure,
                 f"pit-{j}",
@@ -378,7 +387,7 @@ class Figures:
                 title,
                 note,
                 f"{total} points; frequencies differ from probabilities by "
-                f"{number(_rounded(worst))} on average, in the worst line.",
+                f"{number(rounded(worst))} on average, in the worst line.",
             )
 
     # Labels
@@ -441,7 +450,7 @@ class Figures:
             ax.grid(visible=False)
             ax.set_xlabel("probability of")
             _above(ax, "label that was seen")
-            mean = number(_rounded(float(np.nanmean(np.diagonal(values)))))
+            mean = number(rounded(float(np.nanmean(np.diagonal(values)))))
             return self._figure(
                 figure,
                 f"confusion-{j}",
@@ -463,7 +472,7 @@ class Figures:
             ax.plot(predicted, seen, "o", ms=3.0, color=BLUE, mec="none", alpha=0.7)
             ax.set_xlabel(f"predicted mean of {_named(column, self.columns[1])}")
             _above(ax, "observed")
-            away = number(_rounded(float(np.sqrt(np.mean((seen - predicted) ** 2)))))
+            away = number(rounded(float(np.sqrt(np.mean((seen - predicted) ** 2)))))
             return self._figure(
                 figure,
                 f"means-{j}",
@@ -502,7 +511,7 @@ class Figures:
                 "The longer the bar, the finer the model looks at the column."
                 + (f" {more} more are in the table." if more else ""),
                 f"Of {len(shown)} columns, {cut(shown[int(values.argmax())].column, LONGEST)} "
-                f"has the longest bar, {number(_rounded(float(values.max())))}.",
+                f"has the longest bar, {number(rounded(float(values.max())))}.",
             )
 
     def spectrum(self) -> Figure:
@@ -515,8 +524,8 @@ class Figures:
                 if len(values) < 20:
                     ax.plot(1 + np.arange(len(values)), values, "o", ms=3, color=colour)
             ax.set(xscale="log", yscale="log", xlabel="number of the eigenvalue")
-            _label_powers(ax.xaxis)
-            _label_powers(ax.yaxis)
+            label_powers(ax.xaxis)
+            label_powers(ax.yaxis)
             _above(ax, "eigenvalue")
             ax.legend(loc="lower left")
             ends = "; ".join(
@@ -594,23 +603,6 @@ def _legend(ax: Any, handles: Sequence[Any]) -> None:
     )
 
 
-def _label_powers(axis: Any) -> None:
-    """Label the powers of ten of an axis, and if it has few of them the numbers between."""
-    from matplotlib.ticker import LogLocator
-
-    low, high = axis.get_view_interval()
-    few = math.log10(high / low) < 1.5
-    axis.set_major_formatter(_power)
-    axis.set_minor_formatter(lambda value, _: number(_rounded(value)) if few else "")
-    axis.set_minor_locator(LogLocator(subs=(2.0, 5.0) if few else "auto"))
-
-
-def _power(value: float, _: int) -> str:
-    """A power of ten, in which Matplotlib itself would write mathematics."""
-    exponent = round(math.log10(value))
-    return number(10.0**exponent) if -2 < exponent < 4 else f"10{str(exponent).translate(_RAISED)}"
-
-
 def _label(ax: Any, at: Array, names: Sequence[str]) -> None:
     """Labels at places of the horizontal axis, turned if there are many or long ones."""
     crowded = len(names) > _CROWDED or sum(map(len, names)) > 40
@@ -623,8 +615,4 @@ def _even(at: Array) -> bool:
 
 
 def _mean_width(band: tuple[float, Array, Array]) -> str:
-    return number(_rounded(float(np.mean(band[2] - band[1]))))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return number(rounded(float(np.mean(band[2] - band[1]))))

@@ -107,7 +107,6 @@ def drawing(width: float = SIZE[0], height: float = SIZE[1]) -> Iterator[Any]:
         "axes.titlesize": 10,
         "axes.labelsize": 10,
         "legend.fontsize": 9,
-        "text.parse_math": False,
         "axes.unicode_minus": True,
         "svg.fonttype": "none",
     }
