@@ -273,6 +273,8 @@ def test_rain_has_dry_days_and_whole_numbers_between_their_ends():
     listed = counts.model_.about["support"]["y0"]
     assert listed["kind"] == "discrete"
     assert listed["values"] == list(range(int(draw("counts")[1].max()) + 1))
+    more = fitted("counts", support=(0, 30)).model_.about["support"]["y0"]
+    assert more["values"] == list(range(31))
 
 
 # What users say ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from cme_dask.numerics.values import (
 
 Array = Any
 
-_MATCHED_ROWS = 1000  # whose moved laws are averaged
+_FEW_ROWS = 1000  # whose moved laws are averaged, and judged at the ends of their range
 _BEYOND = 7.0  # rows expected beyond a bound, at least: none is there with a chance of e^-7
 _SHOWN = 32  # values that the description of a fit lists
 
@@ -119,7 +119,7 @@ def settled_values(
 ) -> tuple[ColumnValues, ...]:
     """The same with what the pass saw of all rows: their range, and rows that cells retained.
 
-    Whole numbers take all those between the least and the largest one.
+    Whole numbers take all those between the least and the largest one, or between given bounds.
 
     Raises
     ------
@@ -136,8 +136,12 @@ def settled_values(
         if column.kind == WHOLE and not cells.integer[j]:
             column = replace(column, kind=CONTINUOUS)
         if column.kind == DISCRETE and column.bounds != "listed":
-            if cells.integer[j] and ends[1] - ends[0] < MOST_VALUES:
-                values = np.arange(ends[0], ends[1] + 1.0)
+            first, last = ends
+            if column.bounds == "given":  # values that no row holds may come
+                first = np.ceil(column.low) if np.isfinite(column.low) else first
+                last = np.floor(column.high) if np.isfinite(column.high) else last
+            if cells.integer[j] and last - first < MOST_VALUES:
+                values = np.arange(first, last + 1.0)
             else:
                 values = np.union1d(column.values, retained)
             if column.bounds == "learned" and len(values) > MOST_VALUES:
@@ -196,10 +200,10 @@ def choose_map(
     that lowers the held-out CRPS by more than one standard error; else discrete ones are the
     nearest, and semi-discrete columns are taken for continuous.
 
-    An end of the range is a bound where moved laws expect at least 7 of the held-out rows beyond
-    it, though none is there, and where their CRPS is lower if they are brought within it, each by
-    the range of the other rows. If the laws were right, and independent, no row would be there with
-    a probability of at most :math:`e^{-7}`.
+    An end of the range is a bound where moved laws expect at least 7 of 1,000 held-out rows beyond
+    the range of these, though none is there, and where their CRPS is lower if they are brought
+    within it, each by the range of the other rows. If the laws were right, and independent, no row
+    would be there with a probability of at most :math:`e^{-7}`.
 
     Parameters
     ----------
@@ -225,13 +229,11 @@ def choose_map(
     described = [_described(column, cells, j) for j, column in enumerate(known)]
     matched = result
     if listed:
+        reaches = [result.reaches(j) for j in range(len(known))]
         means = _mean_laws(context, residuals, moved, result, listed)
         for j, mean in zip(listed, means, strict=True):
-            reaches = matched_reaches(known[j], mean, cells, j)
-            empty = ValueMap.of(result.low, result.high, result.integer)
-            each = [reaches if i == j else empty.reaches(i) for i in range(len(known))]
-            changed = ValueMap.of(result.low, result.high, result.integer, each)
-            matched = matched.with_column(j, changed)
+            reaches[j] = matched_reaches(known[j], mean, cells, j)
+        matched = ValueMap.of(result.low, result.high, result.integer, reaches)
     gains, beyond = _gains(context, residuals, moved, (result, matched), listed, open_)
     low, high = result.low.copy(), result.high.copy()
     for (j, change), gain in gains.items():
@@ -307,7 +309,7 @@ def _mean_laws(
     folds = rows.folds(context.sample.folding, context.n_folds)
     atoms, masses = [], []
     for laws in moved():
-        few = laws.held < _MATCHED_ROWS
+        few = laws.held < _FEW_ROWS
         held = laws.held[few]
         places = residuals.values(laws.atoms, x[held], folds[held])[:, :, columns]
         atoms.append(np.clip(places, values.low[columns], values.high[columns]))
@@ -337,11 +339,13 @@ def _gains(
     x, y = rows.parts
     folds = rows.folds(folding, context.n_folds)
     z = residuals.scores(y)
-    used = rows.importance > 0.0
-    least, most = y[used].min(axis=0), y[used].max(axis=0)
+    few = (np.arange(len(y)) < _FEW_ROWS) & (rows.importance > 0.0)
+    least, most = y[few].min(axis=0), y[few].max(axis=0)
     seen = ValueRange(least, most, np.zeros(len(least), dtype=bool))
-    ranges = dict(zip(("low", "high"), ranges_without(y, seen), strict=True))
-    changes = [(j, "matched") for j in listed] + [(j, end) for j in open_ for end in ranges]
+    within = np.zeros((2, *y.shape))
+    within[:, few] = ranges_without(y[few], seen)
+    ends = {"low": (np.maximum, least, within[0]), "high": (np.minimum, most, within[1])}
+    changes = [(j, "matched") for j in listed] + [(j, end) for j in open_ for end in ends]
     scores = {key: np.zeros((2, len(y))) for key in changes}
     beyond = {key: np.zeros(len(y)) for key in changes}
     for laws in moved():
@@ -355,24 +359,25 @@ def _gains(
                     atoms = mapped[:, :, [j]]
                     scores[j, "matched"][which, held] = crps(weights, atoms, z[held][:, [j]])
         for j in open_:
-            for end, bring in (("low", np.maximum), ("high", np.minimum)):
-                out = (
-                    bring(places[:, :, j], (least if end == "low" else most)[j]) != places[:, :, j]
-                )
-                beyond[j, end][held] = (weights * out).sum(axis=1)
-                inside = bring(places[:, :, j], ranges[end][held, None, j])
-                changed = ((inside != places[:, :, j]) & (weights > 0.0)).any(axis=1)
-                few = held[changed]
-                if len(few):
-                    for which, atoms in enumerate((places[:, :, j], inside)):
-                        scores[j, end][which, few] = crps(
-                            weights[changed], atoms[changed][:, :, None], y[few][:, [j]]
+            here = few[held]
+            rest, masses, atoms = held[here], weights[here], places[here][:, :, [j]]
+            for end, (bring, border, borders) in ends.items():
+                out = (bring(atoms, border[j]) != atoms)[:, :, 0]
+                beyond[j, end][rest] = (masses * out).sum(axis=1)
+                inside = bring(atoms, borders[rest, None, None, j])
+                changed = ((inside != atoms)[:, :, 0] & (masses > 0.0)).any(axis=1)
+                if changed.any():
+                    for which, each in enumerate((atoms, inside)):
+                        scores[j, end][which, rest[changed]] = crps(
+                            masses[changed], each[changed], y[rest[changed]][:, [j]]
                         )
-    share, units = rows.importance / rows.importance.sum(), folding.units(rows.index, rows.units)
+    units = folding.units(rows.index, rows.units)
     gains = {
-        key: paired_gain(before, after, share, units) for key, (before, after) in scores.items()
+        key: paired_gain(before, after, rows.importance, units)
+        for key, (before, after) in scores.items()
     }
     # Rows of a unit are alike, and of few with large weights no more can be expected.
-    masses = np.bincount(np.unique(units, return_inverse=True)[1], share)
-    count = 1.0 / float(masses @ masses)
+    share = rows.importance * few / rows.importance[few].sum()
+    mass = np.bincount(np.unique(units, return_inverse=True)[1], share)
+    count = 1.0 / float(mass @ mass)
     return gains, {key: count * float(share @ each) for key, each in beyond.items()}

@@ -329,8 +329,8 @@ def matched_reaches(
     lower = np.array([moved.first(level, beyond=True) for level in below])
     lower = np.clip(lower, np.append(-np.inf, upper[:-1]), values)
     # No row is beyond an atom at an end of the range.
-    lower[(values <= cells.low[j]) & (np.arange(len(values)) == 0)] = -np.inf
-    upper[(values >= cells.high[j]) & (np.arange(len(values)) == len(values) - 1)] = np.inf
+    lower[0] = -np.inf if values[0] <= cells.low[j] else lower[0]
+    upper[-1] = np.inf if values[-1] >= cells.high[j] else upper[-1]
     return values, lower, upper
 
 
