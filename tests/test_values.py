@@ -33,7 +33,7 @@ MEDIAN = {
 }
 
 
-def draw(kind, n=480, seed=0):
+def draw(kind, n=320, seed=0):
     """Rows of one column of x, and of y on values of this kind."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-2, 2, size=(n, 1))
