@@ -103,7 +103,7 @@ def few_held_rows(request):
     """Calibrations and location models are judged at few rows, but where a module tests them."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "ALL_HELD_ROWS", False):
-            for module in ("joint_fit", "residual"):
+            for module in ("joint_fit", "residual", "support"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))

@@ -91,7 +91,8 @@ def test_the_residual_model_is_a_fit_to_residuals_by_hand(kind):
 def test_laws_are_residuals_moved_to_the_prediction():
     """Near the data, and within the range of y."""
     x, y = with_predictions()
-    fit, by_hand = given("x2").fit(x, y), given(None).fit(x, y - x[:, 2:])
+    fit = given("x2", support="bounded").fit(x, y)
+    by_hand = given(None).fit(x, y - x[:, 2:])
     law, residuals = fit.conditional(x[:50]), by_hand.conditional(x[:50])
     levels = [0.1, 0.5, 0.9]
     # Atoms are cell means, so that quantiles by hand are those of the weighted means.

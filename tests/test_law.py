@@ -500,7 +500,7 @@ def test_first_reaching(seed, size):
 def moved(request):
     """A law on moved residuals; its masses (q, S), and its atoms by hand (q, S, d)."""
     x, y, _ = draw(N)
-    model = fitted(x, y, residual=True, support_size=120).model_
+    model = fitted(x, y, residual=True, support_size=120, support="bounded").model_
     residual = model.residual
     assert residual is not None
     if request.param == "scores":  # other coordinates: what is located are scores of y
@@ -586,7 +586,7 @@ def test_laws_between_near_and_far_are_mixtures_of_both(moved):
     assert ((share[2:] > 0.0) & (share[2:] < 1.0)).sum() >= 3
     located, cells = model.residual, model.y.cells
     z = located.location(x)[:, None] + located.model.y.cells.means
-    near = cells.values.possible(located.undo(z.reshape(-1, 2))).reshape(z.shape)
+    near = model.residual.values.possible(located.undo(z.reshape(-1, 2))).reshape(z.shape)
     masses = located.model.conditional(x).weights(), model.weights(x)
     far = masses[1][:, cells.cell_of_atom] * cells.shares
     weights = np.concatenate([share[:, None] * masses[0], (1.0 - share)[:, None] * far], axis=1)

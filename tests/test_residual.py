@@ -294,6 +294,7 @@ def test_figures_of_the_decision_are_those_of_refits_by_hand():
         reg=(1e-3, 1e-2),
         n_folds=3,
         residual=True,
+        support="bounded",
     ).fit(x, y, scheduler="synchronous")
     folds = open_sample(x, y).folding.folds(np.arange(150), {}, 3)
     model, inner = fit.model_, fit.model_.residual.model
@@ -498,7 +499,7 @@ def kept():
     """A model with a reference in normal scores, and one in raw units."""
     x, y = SCENARIOS["skewed"].draw(400, 0)
     scored = JointDistribution(tuning=QUICK, residual=True, random_state=0).fit(x, y).model_
-    raw = quick().fit(x, y).model_
+    raw = quick(support="bounded").fit(x, y).model_
     assert scored.residual.transform is not None
     assert raw.residual.transform is None
     return scored, raw

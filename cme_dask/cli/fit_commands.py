@@ -59,6 +59,7 @@ from cme_dask.config import TOL
 @section_options("FitSection", "validation", "fold_by")
 @hold_out_option
 @section_options("FitSection", "pivots", "span", "residual", "location")
+@section_options("FitSection", "support")
 @section_options("FitSection", "calibration", "conformal")
 @click.option(
     "--growing",
@@ -119,6 +120,8 @@ def fit(
             raise click.UsageError("--growing takes no residuals: leave --residual out")
         if "location" in options:
             raise click.UsageError("--growing takes no residuals: leave --location out")
+        if options.get("support", "auto") != "auto":
+            raise click.UsageError("--growing takes no residuals: leave --support out")
         options |= {"tuning": {"averaged": 1}, "residual": False}
     section = checked(FitSection, options, "")
     rows = TrainingRows(store, x, y, hold_out)

@@ -11,6 +11,7 @@ from cme_dask.cli.plots import tuning_picture
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.cli.schema import FitSection
+from cme_dask.cli.values import support_of
 from cme_dask.constraints import parse
 from cme_dask.data import model_file, writer
 from cme_dask.data.atomic import (
@@ -130,6 +131,8 @@ def estimator_of(columns: tuple[Columns, Columns], options: FitSection) -> Estim
         values["n_folds"] = values.pop("folds")
     if "constraint" in values:
         values["constraint"] = parse(values["constraint"])
+    if "support" in values:
+        values["support"] = support_of(values["support"])
     if values.get("tuning") is not None:
         values["tuning"] = values["tuning"].tuning()
     kernels = dict(zip(("kernel_x", "kernel_y"), options.kernels(columns), strict=True))

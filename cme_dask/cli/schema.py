@@ -27,9 +27,11 @@ from cme_dask.cli.values import (
     label_weights,
     periodic,
     ridge,
+    support_of,
     unit,
 )
 from cme_dask.cli.values import constraint as constraint_text
+from cme_dask.cli.values import support as support_text
 from cme_dask.config import (
     ACCURACY,
     COUPLING_REG,
@@ -46,6 +48,7 @@ from cme_dask.kernels.text import SYNTAX, Specification, kernel_of, read_specifi
 from cme_dask.learning.candidates import Tuning
 from cme_dask.numerics.embedding import SCHEDULES
 from cme_dask.numerics.folds import Folding
+from cme_dask.numerics.values import check_support
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -256,6 +259,15 @@ class FitSection(_Section):
         description="Columns of x with predictions of y that were made elsewhere, one for each "
         "column of y: laws are those of what is left of y, in the same pass.",
     )
+    support: Annotated[
+        str | list[float] | dict[str, str | list[float]],
+        Flag(type=support_text, metavar="KIND|LOW:HIGH|VALUE,..."),
+    ] = Field(
+        "auto",
+        description="Values that y takes: auto, continuous, discrete or bounded by those of the "
+        "rows; bounds such as 0:1 or 0: for none above; a list of values; or JSON of these by "
+        "column.",
+    )
     tuning: TuningSection | None = None
     criterion: Literal["surrogate", "squared"] | None = None
     validation: Annotated[
@@ -315,6 +327,12 @@ class FitSection(_Section):
             raise ValueError(
                 f"must be a number, a pair of them or a schedule ({', '.join(SCHEDULES)})"
             )
+        return value
+
+    @field_validator("support")
+    @classmethod
+    def _takable(cls, value: Any) -> Any:
+        check_support("support", support_of(value))
         return value
 
     @field_validator("constraint")

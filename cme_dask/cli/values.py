@@ -112,6 +112,41 @@ def ridge(value: str) -> list[float] | float | str:
     return parts if len(parts) == 2 else parts[0]
 
 
+def support(value: str) -> Any:
+    """Values of y from KIND, LOW:HIGH, VALUE,VALUE,... or JSON of these by column."""
+    text = value.strip()
+    if text.startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} is no JSON: {error}") from error
+    if "," in text:
+        try:
+            return [float(part) for part in text.split(",")]
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r} does not read VALUE,VALUE,...") from error
+    return text
+
+
+def support_of(value: Any) -> Any:
+    """Values of y as estimators take them, from the form of jobs.
+
+    Raises
+    ------
+    DataError
+        If a text is neither a kind nor LOW:HIGH.
+    """
+    if isinstance(value, dict):
+        return {column: support_of(one) for column, one in value.items()}
+    if not (isinstance(value, str) and ":" in value):
+        return value
+    low, _, high = value.partition(":")
+    try:
+        return tuple(float(end) if end.strip() else None for end in (low, high))
+    except ValueError as error:
+        raise DataError(f"support: {value!r} does not read LOW:HIGH, such as 0:1 or 0:") from error
+
+
 def label_weights(value: str) -> str | dict[str, float]:
     """``balanced``, or weights by label from LABEL=NUMBER,..."""
     if value == "balanced":

@@ -66,6 +66,7 @@ from cme_dask.numerics.precision import (
     fastest_mode,
 )
 from cme_dask.numerics.rows import MissingValues
+from cme_dask.numerics.values import check_support
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import imputed_rows, sample_rows
 from cme_dask.passes.run import PassReport, run_pass
@@ -126,6 +127,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "calibration": partial(check_choice, known=("auto", True, False)),
     "conformal": partial(check_choice, known=("auto", True, False)),
     "location": check_location,
+    "support": check_support,
     "missing": partial(check_choice, known=MISSING),
     "tuning": check_tuning,
 }

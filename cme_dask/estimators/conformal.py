@@ -13,20 +13,21 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.conformal import FOLDS, column_scales, conformal_scores
 from cme_dask.numerics.blending import near_data
-from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.conformal import Tails, atom_tails, cell_tails, conformity
 from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.measure import CellLaw
+from cme_dask.numerics.values import ValueMap, ranges_without
 
 Array = Any
 
 
 class LocatedFit(NamedTuple):
-    """What a location model that was kept is made of: the fit of x and e, and the locations."""
+    """What a location model is made of: the fit of x and e, locations, and values of moved laws."""
 
     context: FitContext
     result: FitResult
     residuals: Residuals
+    values: ValueMap
 
 
 def with_conformal(
@@ -97,16 +98,16 @@ def _moved_tails(
     every = (share == 1.0).all()
     plain: Iterator[HeldLaws | None]
     plain = repeat(None) if every else refitted_laws(context, result)
-    low, high = _ranges_without(y, cells.values)
+    low, high = ranges_without(y, located.values.range)
+    of_column = {j: located.values.column(j) for j in columns}
     for laws, far in zip(refitted_laws(located.context, located.result), plain, strict=False):
         held, weights = laws.held, laws.weights
         atoms = located.residuals.values(laws.atoms, x[held], fold_of_row[held])
         blended = np.flatnonzero(share[held] < 1.0)
         tails = []
         for j in columns:
-            values = np.clip(atoms[:, :, j], low[held, None, j], high[held, None, j])
-            if cells.integer[j]:
-                values = np.floor(values + 0.5)
+            inside = np.clip(atoms[:, :, j], low[held, None, j], high[held, None, j])
+            values = of_column[j].possible(inside[:, :, None])[:, :, 0]
             each = atom_tails(values, weights, y[held, j])
             if far is not None and len(blended):
                 beyond = cell_tails(far_law, far.weights[blended], y[held[blended]], j)
@@ -114,16 +115,3 @@ def _moved_tails(
                 each = each.replaced(blended, mixed)
             tails.append(each)
         yield held, tails
-
-
-def _ranges_without(y: Array, values: ValueRange) -> tuple[Array, Array]:
-    """Least and largest value of each column without a row, for each row, shapes (n, d).
-
-    Atoms are brought into the range of all rows. A row at its end would find them at its own value,
-    where new rows may lie beyond.
-    """
-    ordered = np.sort(y, axis=0)
-    least, most = ordered[min(1, len(y) - 1)], ordered[max(len(y) - 2, 0)]
-    low = np.where(y == values.low, np.maximum(least, values.low), values.low)
-    high = np.where(y == values.high, np.minimum(most, values.high), values.high)
-    return low, high

@@ -41,6 +41,7 @@ from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, m
 from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions
+from cme_dask.numerics.values import ColumnValues
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
@@ -393,6 +394,8 @@ class FitContext:
         The kernel of x that was learned for the location, if one was.
     given
         A location that is known before the pass, or None.
+    values
+        The values of each column of y, where moved laws are brought to them; None elsewhere.
     run_pass
         Makes the pass of the moments: :func:`run_pass`, or what makes it together with that of
         another fit.
@@ -422,6 +425,7 @@ class FitContext:
     calibration: str | bool = False
     conformal: str | bool = False
     given: GivenLocation | None = None
+    values: tuple[ColumnValues, ...] | None = None
     run_pass: RunPass = run_pass
     imputed: bool = False
 

@@ -15,7 +15,7 @@ from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.given_location import location_kind
 from cme_dask.estimators.joint_fit import JointFit, sums_of
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.residual import located_fit, located_plan
+from cme_dask.estimators.residual import located_fit, located_plan, with_values
 from cme_dask.estimators.tuned import importable_sides, lean_members
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import Tuning
@@ -25,6 +25,7 @@ from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.merging import one_model
 from cme_dask.models.points import FloatArray, OutOfCore
 from cme_dask.numerics.support import SUPPORT_SIZE
+from cme_dask.numerics.values import says_support
 from cme_dask.passes.driver import (
     MomentKeywords,
     RunOptions,
@@ -147,6 +148,14 @@ class JointDistribution(JointFit):
         which ``model_.about["residual"]`` holds. Laws of residuals are given the predictions as
         well as x, unless ``kernel_x`` is. A model whose location is a regressor can only be saved
         if that is one of scikit-learn's trees, forests or gradient boosting.
+    support : {"auto", "continuous", "discrete", "bounded"}, (low, high), array or dict, optional
+        Which values y takes, for laws that are moved to a location; other laws have their mass on
+        rows of y anyway. ``"auto"``, the default, recognises discrete columns, values that hold a
+        share of the rows themselves (such as 0 of rain), and bounds, by the rules of
+        docs/conditional.md and where that lowers the held-out CRPS. ``"discrete"``: the values of
+        the rows; ``"bounded"``: between the least and the largest one; ``"continuous"``: any
+        numbers. Or bounds, a tuple with None where there is none; or all values, shape (k,); or a
+        dict of these by column of y. ``model_.about["support"]`` holds what the model knows.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see
@@ -245,6 +254,7 @@ class JointDistribution(JointFit):
         calibration: str | bool = "auto",
         conformal: str | bool = "auto",
         location: Any = None,
+        support: Any = None,
         accuracy: float = ACCURACY,
         missing: str = "error",
         tuning: Tuning | None = None,
@@ -267,6 +277,7 @@ class JointDistribution(JointFit):
         self.calibration = calibration
         self.conformal = conformal
         self.location = location
+        self.support = support
         self.accuracy = accuracy
         self.missing = missing
         self.tuning = tuning
@@ -419,10 +430,11 @@ class JointDistribution(JointFit):
             measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
-        if self.residual is True or self.location is not None:
+        said = self.support is not None and says_support(self.support)
+        if self.residual is True or self.location is not None or said:
             raise DataError(
                 "a model with a location model takes no more rows, since the location depends "
-                "on all of them: take residual=False or 'auto', and no location="
+                "on all of them: take residual=False or 'auto', and no location= or support="
             )
         first = copy.copy(self)
         first.residual, first.tuning = False, replace(self._tuning, averaged=1)
@@ -488,6 +500,8 @@ class JointDistribution(JointFit):
         else:
             result = self._result(context, None if context.averages else self._measure(context))
             located = None
+            if context.values is not None:
+                _, result = with_values(context, result)
         if context.conformal:
             result = with_conformal(context, result, located)
         return result.measured, self._attributes(result) | {"search_": context.search}

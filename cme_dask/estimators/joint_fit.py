@@ -22,6 +22,7 @@ from cme_dask.estimators.growing import (
 from cme_dask.estimators.locating import search_location
 from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
+from cme_dask.estimators.support import column_values
 from cme_dask.estimators.tuned import (
     EnsembleFit,
     EnsembleMember,
@@ -118,6 +119,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
     calibration: str | bool
     conformal: str | bool = False
     location: Any = None
+    support: Any = None
     tuning: Tuning | None
     _functions: tuple[Mapping[str, Function], Mapping[str, Function]]
 
@@ -172,7 +174,15 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = search_location(context, context.scores, self._tuning.trees)
         if context.scores is not None and context.events is not None:
             context = replace(context, events=Mapped(context.scores, context.events))
-        return replace(context, residual=residual, calibration=calibration, conformal=conformal)
+        context = replace(context, residual=residual, calibration=calibration, conformal=conformal)
+        if residual or self.support is not None:
+            if self.support_size == 0:
+                raise DataError(
+                    f"{remedy('support=', '--support')} needs laws, got support_size=0: change "
+                    "that, or leave the support out"
+                )
+            context = replace(context, values=column_values(self.support, context))
+        return context
 
     def _possible(self, context: FitContext, name: str) -> str | bool:
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""

@@ -35,6 +35,12 @@ from cme_dask.estimators.steps import (
     SOLUTION,
     TOGETHER,
 )
+from cme_dask.estimators.support import (
+    choose_map,
+    described_values,
+    first_map,
+    settled_values,
+)
 from cme_dask.estimators.tuned import search_kernels
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
@@ -44,6 +50,7 @@ from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import FittedMeanFunction, Residuals
 from cme_dask.numerics.reduction import Cost, Reduction
+from cme_dask.numerics.values import ValueMap
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import PassReport, run_pass
@@ -146,8 +153,8 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     if context.given is not None:
         return _given_fit(fit, context, context.given)
     screening = _screened(fit, context)
-    result, auto = _plain_fit(fit, context), context.residual == "auto"
-    each = averaged(context, result)
+    context, result = with_values(context, _plain_fit(fit, context))
+    auto, each = context.residual == "auto", averaged(context, result)
     if auto and not each[0][1].held_out_folds:
         return result, None
     if screening is not None and screening.second is None:
@@ -168,12 +175,10 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
         second = replace(screening.second, sample=again.sample, rows=again.rows)
     of_residuals = _plain_fit(fit, second)
     _report(context, DECISION)
-    with one_blas_thread():
-        gain = _final_gain(context, result, second, of_residuals, location.residuals)
+    located, gain, values = _decided(context, result, second, of_residuals, location.residuals)
     metadata |= {"kept": gain.pays or not auto, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
-    located = LocatedFit(second, of_residuals, location.residuals)
-    return _with_location(result, located, metadata, passes)
+    return _with_location(result.described(support=values), located, metadata, passes)
 
 
 def _given_plan(fit: JointFit, context: FitContext, given: GivenLocation) -> FitPlan:
@@ -234,33 +239,48 @@ def _given_fit(
         return retained[0], results[0].measured.report
 
     of_residuals = _plain_fit(fit, replace(second, run_pass=together))
-    result = results[0]
+    context, result = with_values(context, results[0])
     if len(result.measured.moments.held_out_folds) < 2:
         raise DataError(
             "a location is judged on held-out folds, and fewer than two have rows of positive "
             f"weight: give more rows or {remedy('n_folds', '--folds')}"
         )
     _report(context, DECISION)
-    with one_blas_thread():
-        gain = _final_gain(context, result, second, of_residuals, residuals)
+    located, gain, values = _decided(context, result, second, of_residuals, residuals)
     metadata = {
         "kept": gain.pays or not given.auto,
         "decided": "all rows" if given.auto else "given",
         "location": given.words,
         **_figures(gain),
     }
-    located = LocatedFit(second, of_residuals, residuals)
+    result = result.described(support=values)
     return _with_location(result, located, metadata, result.measured.passes)
+
+
+def with_values(context: FitContext, result: FitResult) -> tuple[FitContext, FitResult]:
+    """The fit with the values of y that the pass settled, which the model names.
+
+    Raises
+    ------
+    DataError
+        If rows hold values that the user left out.
+    """
+    cells, columns = result.model.y.cells, context.sample.columns[1]
+    assert cells is not None
+    assert context.values is not None
+    values = settled_values(context.values, cells, columns.names)
+    described = described_values(values, cells, columns.names)
+    return replace(context, values=values), result.described(support=described)
 
 
 def _with_location(
     result: FitResult, located: LocatedFit, metadata: dict[str, Any], passes: int
 ) -> tuple[FitResult, LocatedFit | None]:
     """The result with its decision on a location model, and the model if it is kept."""
-    _, of_residuals, residuals = located
+    _, of_residuals, residuals, values = located
     result = result.with_memory(of_residuals.measured.report.memory)
     result = result.described(residual=metadata, passes=passes)
-    model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
+    model = LocationModel(residuals.location, of_residuals.model, values, residuals.transform)
     retained = metadata["kept"]
     result = result._replace(
         model=replace(result.model, residual=model if retained else None),
@@ -323,6 +343,7 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
         scores=None,
         mean=None,
         given=None,
+        values=None,
     )
 
 
@@ -369,28 +390,40 @@ def _screened_gain(context: FitContext, second: FitContext, residuals: Residuals
         for each, part in ((context, rows.parts), (second, moved.parts))
     ]
     y = context.rows.parts[1]
-    values = ValueRange(y.min(axis=0), y.max(axis=0), (np.floor(y) == y).all(axis=0))
+    seen = ValueRange(y.min(axis=0), y.max(axis=0), (np.floor(y) == y).all(axis=0))
+    assert context.values is not None
+    values = first_map(context.values, seen, mapped=residuals.transform is not None)
     return _gain(context, values, residuals, laws[0], laws[1], _SCREENED_ROWS)
 
 
-def _final_gain(
+def _decided(
     context: FitContext,
     result: FitResult,
     second: FitContext,
     of_residuals: FitResult,
     residuals: Residuals,
-) -> Gain:
-    """The gain of refits from all rows, at rows of the row sample."""
-    plain = refitted_laws(context, result)
-    moved = refitted_laws(second, of_residuals)
+) -> tuple[LocatedFit, Gain, dict[str, Any]]:
+    """Moved laws on values of y, their gain, and what the model says of these values.
+
+    Refits from all rows are judged at rows of the row sample.
+    """
     cells = result.model.y.cells
     assert cells is not None
-    return _gain(context, cells.values, residuals, plain, moved, HELD_ROWS)
+    assert context.values is not None
+
+    def moved() -> Iterator[HeldLaws]:
+        return refitted_laws(second, of_residuals)
+
+    with one_blas_thread():
+        values, described = choose_map(context, context.values, cells, residuals, moved)
+        plain = refitted_laws(context, result)
+        gain = _gain(context, values, residuals, plain, moved(), HELD_ROWS)
+    return LocatedFit(second, of_residuals, residuals, values), gain, described
 
 
 def _gain(
     context: FitContext,
-    values: ValueRange,
+    values: ValueMap,
     residuals: Residuals,
     plain: Iterator[HeldLaws],
     moved: Iterator[HeldLaws],

@@ -39,6 +39,8 @@ from cme_dask.numerics.support import Support
 Array = Any
 Function = Callable[[Array], Array]
 
+_MOVED = 3  # version of model files from which on moved laws have values of their own
+_SHOWN = 3  # columns, and values of a column, that a summary names
 _QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
 
@@ -435,6 +437,7 @@ class JointModel(PairModel):
         """Plain arrays and JSON values; DataError of a model whose location is a regressor."""
         if self.residual is not None:
             self.residual.check_stored()
+            return replace(super().to_state(), schema_version=_MOVED)
         return super().to_state()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -480,7 +483,7 @@ class JointModel(PairModel):
             made[reverse] = base
         else:
             inner = cast(CellLaw, self.residual.model.law())  # it has no location
-            shifted = ShiftedLaw(inner.cells, inner.at, self.residual, cells.values)
+            shifted = ShiftedLaw(inner.cells, inner.at, self.residual, self.residual.values)
             made[reverse] = BlendedLaw(shifted, base, near_data(basis.newton))
         return made[reverse]
 
@@ -513,6 +516,7 @@ class JointModel(PairModel):
             *missing_lines(fit),
             ("constraint", f"{fit['constraint']}, reg {_ridges(fit['reg'])} ({fit['reg_form']})"),
             *([] if self.residual is None else [("residual", _residual(fit["residual"]))]),
+            *_values(fit.get("support", {})),
             *_calibrated(self.answering),
             ("E[. | x]", ", ".join(given_x)),
             ("E[. | y]", ", ".join(given_y)),
@@ -549,6 +553,30 @@ def _residual(about: dict[str, Any]) -> str:
     plain, moved = about["crps"]
     target = about.get("location", "mu(x)")
     return f"laws moved to {target}: held-out CRPS {moved:.4g}, plain {plain:.4g}"
+
+
+def _values(support: dict[str, Any]) -> list[tuple[str, str]]:
+    """Which values the columns of y take, where they are not any numbers."""
+    texts = {name: _column_values(each) for name, each in support.items()}
+    named = [f"{name}: {text}" for name, text in texts.items() if text]
+    more = [f"{len(named) - _SHOWN} more columns"] if len(named) > _SHOWN else []
+    return [("values", "; ".join([*named[:_SHOWN], *more]))] if named else []
+
+
+def _column_values(about: dict[str, Any]) -> str:
+    """The values of one column in words; empty of any numbers."""
+    low, high = (None if end is None else f"{float(end):g}" for end in about["bounds"])
+    ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+    values, kind = about.get("values", []), about["kind"]
+    if kind == "discrete":
+        kind = f"{about['count']} values"
+    text = " ".join([kind, *ends] if ends or kind != "continuous" else [])
+    if about["kind"] != "semi-discrete":
+        return text
+    shares = list(zip(values, about.get("shares", []), strict=True))
+    atoms = ", ".join(f"{share:.3g} of the rows at {value:g}" for value, share in shares[:_SHOWN])
+    more = f" and {about['count'] - _SHOWN} more" if about["count"] > _SHOWN else ""
+    return f"{text}, {atoms}{more}"
 
 
 def _calibrated(model: "JointModel") -> list[tuple[str, str]]:

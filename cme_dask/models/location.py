@@ -13,6 +13,7 @@ from cme_dask.numerics.given_location import ColumnMean, RegressorMean
 from cme_dask.numerics.location import MeanFunction, given_of
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 from cme_dask.numerics.trees import TreeMean
+from cme_dask.numerics.values import ValueMap
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel
@@ -25,8 +26,8 @@ Array = Any
 class LocationModel:
     r"""Y = y(mu(x) + e): the law of e given x, moved to the location mu(x).
 
-    The law of Y given X = x has the mass w_s(x) at the value nearest to y(mu(x) + e_s) that Y can
-    take, where w(x) is the law of e given X = x on its cells s and e_s their means.
+    The law of Y given X = x has the mass w_s(x) at T(y(mu(x) + e_s)), where w(x) is the law of e
+    given X = x on its cells s, e_s their means, and T brings numbers to values that Y can take.
 
     Attributes
     ----------
@@ -37,12 +38,15 @@ class LocationModel:
     model
         Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
         predictions are covariates of the residuals.
+    values
+        T of each column.
     transform
         z(y) of each column; None for z = y.
     """
 
     location: MeanFunction | ColumnMean | TreeMean | RegressorMean
     model: "JointModel"
+    values: ValueMap
     transform: Transform | None = None
 
     def _validate(self) -> None:

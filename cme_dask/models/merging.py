@@ -150,8 +150,10 @@ class JointSums(FitSums):
         component = solve_by_fold(self.moments, self.sides, solver, convergence)
         laws = [spec.statistics(sums) for spec, sums in zip(self.specs, self.cells, strict=True)]
         points = [(each.means, each.masses) for each in laws]
-        # Conformity scores are those of laws of fewer rows, and of refits of these.
-        known = {key: value for key, value in self.about.items() if key != "conformal"}
+        # Conformity scores are those of laws of fewer rows, and of refits of these; values of y are
+        # those of fewer rows.
+        earlier = "conformal", "support"
+        known = {key: value for key, value in self.about.items() if key not in earlier}
         metadata = known | info
         model = assemble([component], self.moments, laws, self.columns, points, metadata)
         return model, component

@@ -7,7 +7,6 @@ import numpy as np
 
 from cme_dask.numerics.basis import Functions
 from cme_dask.numerics.measure import (
-    SLACK,
     CellLaw,
     Function,
     Query,
@@ -20,6 +19,7 @@ from cme_dask.numerics.measure import (
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.values import SLACK
 
 Array = Any
 

@@ -64,30 +64,11 @@ class ValueRange:
     high: Array
     integer: Array
 
-    @classmethod
-    def unknown(cls, d: int) -> Self:
-        """Any number may occur in any of d columns."""
-        return cls(np.full(d, -np.inf), np.full(d, np.inf), np.zeros(d, dtype=bool))
-
     def ascends(self) -> bool:
         """Whether these may be ranges of columns, of whole numbers between whole numbers."""
         with np.errstate(invalid="ignore"):
             whole = (np.floor(self.low) == self.low) & (np.floor(self.high) == self.high)
         return bool((self.low <= self.high).all() and whole[self.integer].all())
-
-    def possible(self, values: Array) -> Array:
-        """Values (..., d) brought into the range, and to the nearest whole number where all are.
-
-        Halves are rounded up. The map ascends in each column.
-        """
-        result = np.clip(values, self.low, self.high)
-        if self.integer.any():
-            result[..., self.integer] = np.floor(result[..., self.integer] + 0.5)
-        return result
-
-    def column(self, j: int) -> "ValueRange":
-        """The range of one column, for values of shape (..., 1)."""
-        return ValueRange(self.low[[j]], self.high[[j]], self.integer[[j]])
 
 
 # A few rows of each cell, those with the smallest hashes of their global row index

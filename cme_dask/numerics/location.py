@@ -13,9 +13,9 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.values import ValueMap
 
 Array = Any
 
@@ -129,14 +129,16 @@ class Residuals(ABC):
         """Columns z of the rows y, both of shape (n, q)."""
         return y if self.transform is None else self.transform(y)
 
-    def possible(self, z: Array, values: ValueRange) -> Array:
+    def possible(self, z: Array, values: ValueMap) -> Array:
         """Coordinates z (..., q), brought to those of values that the columns of y can take."""
-        result = np.clip(z, *self.scores(np.stack([values.low, values.high])))
-        if not values.integer.any():
-            return result
-        rows = result.reshape(-1, result.shape[-1])
-        rows = rows if self.transform is None else self.transform.inverse()(rows)
-        return self.scores(values.possible(rows)).reshape(result.shape)
+        if values.clips_alone:
+            return np.clip(z, *self.scores(np.stack([values.low, values.high])))
+        rows = z.reshape(-1, z.shape[-1])
+        return self.scores(values.possible(self.undo(rows))).reshape(z.shape)
+
+    def undo(self, z: Array) -> Array:
+        """Rows y with the coordinates z, both of shape (n, q)."""
+        return z if self.transform is None else self.transform.inverse()(z)
 
     def values(self, e: Array, x: Array, folds: Array) -> Array:
         """Rows y that residuals e would belong to at these rows, shape (n, S, q).
@@ -149,9 +151,7 @@ class Residuals(ABC):
             Rows and the fold of each, shapes (n, d) and (n,): their location has not seen it.
         """
         z = self.held_out(x, folds)[:, None, :] + e
-        if self.transform is None:
-            return z
-        return self.transform.inverse()(z.reshape(-1, z.shape[2])).reshape(z.shape)
+        return self.undo(z.reshape(-1, z.shape[2])).reshape(z.shape)
 
     def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
         """Rows (x, e), or ((x, mu(x)), e), of rows (x, y), in the folds (n,)."""

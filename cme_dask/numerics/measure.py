@@ -8,11 +8,12 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.cells import CellStatistics, ValueRange
+from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.scoring import sorted_crps
 from cme_dask.numerics.smoothing import Smoothing, log_density, moments
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.values import SLACK, ValueMap
 
 # From a signed density ratio on a support to a law: L2 projection
 
@@ -105,8 +106,6 @@ def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
 
 _HELD = 1 << 15  # numbers at once: they stay in cache
 _BIN = 32  # atoms; the search goes over bins, then within one
-SLACK = 1e-12
-"""Relative error that is tolerated in sums of masses: they are exact to rounding only."""
 
 
 def reported(cumulative: Array) -> Array:
@@ -478,8 +477,7 @@ class Shifted(NamedTuple):
 class ShiftedLaw:
     """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
 
-    Atoms are brought to the nearest values that the columns can take: into the range of all rows,
-    and to whole numbers where all rows hold these.
+    Atoms are brought to values that the columns can take.
 
     Has the methods of :class:`CellLaw` that don't need rows of all cells.
 
@@ -500,10 +498,10 @@ class ShiftedLaw:
         cells: CellStatistics,
         weigh: Function,
         located: Located,
-        values: ValueRange | None = None,
+        values: ValueMap | None = None,
     ) -> None:
         self.cells, self._weigh, self._located = cells, weigh, located
-        self._values = ValueRange.unknown(cells.means.shape[1]) if values is None else values
+        self._values = ValueMap.unknown(cells.means.shape[1]) if values is None else values
         self._order = np.argsort(cells.means, axis=0, kind="stable")
         self.size, self.held = len(cells.masses), 4 * int(cells.means.size)
 
@@ -579,7 +577,7 @@ class ShiftedLaw:
 
         It is the density of the atoms' g, smoothed, times dg / dy, with coordinates g near z that
         have no kinks: the slopes of z are as rough as the gaps between single rows. Atoms are
-        brought into the range of y, but not to whole numbers; the kernels are those of the
+        brought into the range of y, but not to single values of it; the kernels are those of the
         atoms before, since a law whose atoms all lie at an end of the range has no width.
         """
         values, smooth = self._values, self._located.smoothed()
