@@ -32,7 +32,7 @@ from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.conformal import ConformalScores
-from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
+from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, low_rank, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
 
@@ -467,15 +467,8 @@ class JointModel(PairModel):
         if self.base == 0.0:
             base = _mixture(basis, coef, cells)
         else:  # the signed ratio at the points of the cells, projected and calibrated
-            right = coef @ answered.basis(cells.support.points).T
-
-            def weigh(x: Array) -> Array:
-                return project(self.base + basis(x) @ right, cells.masses)[0]
-
-            base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
-            if calibration is not None:
-                levels, support = Levels(cells.means, calibration.columns), basis.newton.support
-                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
+            calibration = None if reverse else self.calibration
+            base = CellLaw(cells, _weigh(self.base, basis, coef, answered, cells, calibration))
         if self.residual is None or reverse:
             made[reverse] = base
         else:
@@ -581,7 +574,39 @@ def _slices(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _QUERY_ROWS, n))
 
 
-# The law of a coupling
+# Weights of laws
+
+
+def _weigh(
+    base: float,
+    basis: LinearBasis | StackedBasis,
+    coef: Array,
+    answered: Variable,
+    cells: CellStatistics,
+    calibration: Calibration | None,
+) -> Function:
+    """From rows of the given variable to weights of cells: g projected, and calibrated.
+
+    At the points of the cells, g has few functions of x, whatever the number of pivots: each row
+    takes the kernels at the pivots and two products.
+    """
+    bound, newton = basis.bound, basis.newton
+    u, right = low_rank(
+        coef @ answered.basis(cells.support.points).T,
+        None if bound is None else bound * np.sqrt(len(newton.parts)),
+    )
+    functions = newton.combined(basis.slope(u), support=calibration is not None)
+    levels = None if calibration is None else Levels(cells.means, calibration.columns)
+
+    def weigh(x: Array) -> Array:
+        psi, *support = functions(x)
+        result, _ = project(base + psi @ right, cells.masses)
+        if calibration is None or levels is None:
+            return result
+        return calibration.weights(result, levels, *support)
+
+    return weigh
+
 
 
 def _mixture(basis: Function, coef: Array, cells: CellStatistics) -> CellLaw:

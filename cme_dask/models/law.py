@@ -33,8 +33,9 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
-_HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
-_MOST_ROWS = 4096
+_HELD = 1 << 22  # numbers of laws that are held from one query to the next, 32 MB
+_AT_ONCE = 1 << 18  # numbers of laws that a query works on: they stay in cache
+_LEAST_ROWS, _MOST_ROWS = 128, 4096  # at once
 
 
 class ConditionalLaw:
@@ -83,7 +84,7 @@ class ConditionalLaw:
         self.model, self.reverse, self.points, self.functions = model, reverse, points, functions
         self.given, self.answered = (model.y, model.x) if reverse else (model.x, model.y)
         self._labels, self._law = labels, model.law(reverse)
-        self._everywhere: Any = None
+        self._laws: dict[tuple[int, int], Any] = {}  # at blocks of points
 
     def __reduce__(self) -> Any:
         functions = importable(self.functions)
@@ -539,15 +540,17 @@ class ConditionalLaw:
         rows of these arrays, one for each point, that belong to them. Its other arguments are the
         same in all blocks.
         """
-        n, everywhere = len(self.points), slice(0, len(self.points))
-        step = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
+        n = len(self.points)
+        most = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
+        step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), _LEAST_ROWS))
         result: Array = None
         for start in range(0, max(n, 1), step):  # one empty block gives the shape for no points
             here = slice(start, min(start + step, n))
-            if at is None and here == everywhere:  # evaluated once for all queries
-                if self._everywhere is None:
-                    self._everywhere = self._law.at(self.points)
-                there = self._everywhere
+            block = start, here.stop
+            if at is None and n <= most:  # evaluated once for all queries
+                if block not in self._laws:
+                    self._laws[block] = self._law.at(self.points[here])
+                there = self._laws[block]
             else:
                 there = (at or self._law.at)(self.points[here])
             part = query(there, *(each[here] for each in rows), **arguments)

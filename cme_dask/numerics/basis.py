@@ -13,9 +13,11 @@ the whole solve comes last; that halves the work and loses |R^-1|^2 in the sums,
 lose only the square of each block's own range of residuals.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -144,6 +146,13 @@ def without_copies() -> Iterator[None]:
         yield
 
 
+class _PerThread(threading.local):
+    """Values of m functions at blocks of rows, in memory of each thread's own."""
+
+    def __init__(self, make: Callable[[], BlockEvaluator], width: int) -> None:
+        self.values = BlockValues(make(), width)  # of the thread that asks for the first time
+
+
 class BlockValues:
     """Values of m functions at one block of rows after the other, in the same memory."""
 
@@ -212,8 +221,11 @@ class Functions(Protocol):
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
-    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
-        """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
+    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+        """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q).
+
+        With ``support`` also :meth:`support`. For use again and again, by any thread.
+        """
 
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
@@ -342,42 +354,45 @@ class NewtonBasis:
         1 at a pivot; nearly 0 far from all of them, where no data stand behind an answer.
         """
         newton = self(x)
-        own = self.kernel.diagonal(x)
-        share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
-        return array_namespace(x).clip(share, 0.0, 1.0)
+        return self._share((newton * newton).sum(axis=1), x)
 
-    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+    def _share(self, squares: Array, x: Array) -> Array:
+        """|N(x)|^2 / k(x, x) from |N(x)|^2, shape (n,)."""
+        xp, own = array_namespace(x), self.kernel.diagonal(x)
+        return xp.clip(squares / xp.where(own > 0.0, own, 1.0), 0.0, 1.0)
+
+    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shapes (n, q), of slopes (m, q).
 
         Solved for once and not at each x, unless rounding would then lose more than 1e-10 of
-        |slope|, which bounds the functions over sqrt(sup k).
+        |slope|, which bounds the functions over sqrt(sup k). With ``support`` also
+        :meth:`support`, for which each x is solved for.
         """
+        if not support and not any(slope.any() for slope in slopes):
+            return lambda x: [np.zeros((len(x), slope.shape[1])) for slope in slopes]
         # In one order in memory: the last bits of products depend on it, and files have one.
         slopes = tuple(map(np.ascontiguousarray, slopes))
         factor, top = np.ascontiguousarray(self.factor), self.kernel.upper_bound
-        coefs = [solve_triangular(factor, s, lower=True, trans=1) for s in slopes]
+        coefs = tuple(solve_triangular(factor, s, lower=True, trans=1) for s in slopes)
         rounding = np.inf if top is None else np.finfo(np.float64).eps * top
-        if not all(
+        solved = support or not all(
             (rounding * np.abs(coef).sum(axis=0) <= _LOST * np.linalg.norm(slope, axis=0)).all()
             for coef, slope in zip(coefs, slopes, strict=True)
-        ):
-
-            def products(x: Array) -> list[Array]:
-                newton = self(x)
-                return [newton @ slope for slope in slopes]
-
-            return products
-        functions = self.kernel.evaluator(self.points)
+        )
+        make = partial(self.evaluator if solved else self.kernel.evaluator, self.points)
+        coefs, held = slopes if solved else coefs, _PerThread(make, self.rank)
 
         def combined(x: Array) -> list[Array]:
-            values = BlockValues(functions, self.rank)
             result = [np.empty((len(x), coef.shape[1])) for coef in coefs]
+            squares = np.empty(len(x))
             for start in range(0, len(x), BLOCK):
                 here = slice(start, start + BLOCK)
-                block = values(x[here])
+                block = held.values(x[here])
                 for coef, out in zip(coefs, result, strict=True):
                     np.matmul(block, coef, out=out[here])
-            return result
+                if support:
+                    np.einsum("im,im->i", block, block, out=squares[here])
+            return [*result, self._share(squares, x)] if support else result
 
         return combined
 
@@ -488,7 +503,7 @@ class FeatureBasis:
             )
         return values
 
-    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
         """Functions x -> phi(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
 
         def products(x: Array) -> list[Array]:
@@ -498,7 +513,7 @@ class FeatureBasis:
                 values = self(x[here])
                 for slope, out in zip(slopes, result, strict=True):
                     np.matmul(values, np.ascontiguousarray(slope), out=out[here])
-            return result
+            return [*result, self.support(x)] if support else result
 
         return products
 
@@ -637,15 +652,18 @@ class StackedNewton:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
 
-    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
+    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""
         edges = np.cumsum([part.rank for part in self.parts])[:-1]
         pieces = zip(*(np.split(slope, edges) for slope in slopes), strict=True)
-        each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
+        each = [
+            part.combined(*some, support=support)
+            for part, some in zip(self.parts, pieces, strict=True)
+        ]
 
         def sums(x: Array) -> list[Array]:
-            result = zip(*(one(x) for one in each), strict=True)
-            return [np.sum(values, axis=0) for values in result]
+            result = [np.sum(values, axis=0) for values in zip(*(f(x) for f in each), strict=True)]
+            return [*result[:-1], result[-1] / len(each)] if support else result
 
         return sums
 
