@@ -587,15 +587,13 @@ def _weigh(
 ) -> Function:
     """From rows of the given variable to weights of cells: g projected, and calibrated.
 
-    At the points of the cells, g has few functions of x, whatever the number of pivots: each row
-    takes the kernels at the pivots and two products.
+    On the cells, g is a product of a few functions of x, whatever the number of pivots, and numbers
+    that are the same for all x.
     """
-    bound, newton = basis.bound, basis.newton
-    u, right = low_rank(
-        coef @ answered.basis(cells.support.points).T,
-        None if bound is None else bound * np.sqrt(len(newton.parts)),
-    )
-    functions = newton.combined(basis.slope(u), support=calibration is not None)
+    points, other = cells.support.points, answered.basis
+    (values,) = other.newton.combined(other.slope(coef.T))(points)
+    u, right = low_rank(values.T)
+    functions = basis.newton.combined(basis.slope(u), support=calibration is not None)
     levels = None if calibration is None else Levels(cells.means, calibration.columns)
 
     def weigh(x: Array) -> Array:
@@ -606,7 +604,6 @@ def _weigh(
         return calibration.weights(result, levels, *support)
 
     return weigh
-
 
 
 def _mixture(basis: Function, coef: Array, cells: CellStatistics) -> CellLaw:

@@ -13,11 +13,9 @@ the whole solve comes last; that halves the work and loses |R^-1|^2 in the sums,
 lose only the square of each block's own range of residuals.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -146,13 +144,6 @@ def without_copies() -> Iterator[None]:
         yield
 
 
-class _PerThread(threading.local):
-    """Values of m functions at blocks of rows, in memory of each thread's own."""
-
-    def __init__(self, make: Callable[[], BlockEvaluator], width: int) -> None:
-        self.values = BlockValues(make(), width)  # of the thread that asks for the first time
-
-
 class BlockValues:
     """Values of m functions at one block of rows after the other, in the same memory."""
 
@@ -224,7 +215,7 @@ class Functions(Protocol):
     def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q).
 
-        With ``support`` also :meth:`support`. For use again and again, by any thread.
+        With ``support`` also :meth:`support`. Made once, for many x and by any thread.
         """
 
     def __call__(self, x: Array) -> Array:
@@ -379,19 +370,24 @@ class NewtonBasis:
             (rounding * np.abs(coef).sum(axis=0) <= _LOST * np.linalg.norm(slope, axis=0)).all()
             for coef, slope in zip(coefs, slopes, strict=True)
         )
-        make = partial(self.evaluator if solved else self.kernel.evaluator, self.points)
-        coefs, held = slopes if solved else coefs, _PerThread(make, self.rank)
+        coefs, steps = (slopes, self.evaluator(self.points).steps) if solved else (coefs, ())
 
         def combined(x: Array) -> list[Array]:
+            functions = self.kernel.evaluator(self.points)  # of this thread
+            functions.steps = steps
             result = [np.empty((len(x), coef.shape[1])) for coef in coefs]
-            squares = np.empty(len(x))
+            squares, memory = np.empty(len(x)), np.empty(len(factor) * min(BLOCK, len(x)))
             for start in range(0, len(x), BLOCK):
-                here = slice(start, start + BLOCK)
-                block = held.values(x[here])
+                here = slice(start, min(start + BLOCK, len(x)))
+                count = here.stop - start
+                block = memory[: len(factor) * count].reshape(-1, count)
+                with without_copies():
+                    functions.load(np.ascontiguousarray(x[here]))
+                    functions.write(slice(0, count), block)
                 for coef, out in zip(coefs, result, strict=True):
-                    np.matmul(block, coef, out=out[here])
+                    np.matmul(block.T, coef, out=out[here])
                 if support:
-                    np.einsum("im,im->i", block, block, out=squares[here])
+                    np.einsum("mi,mi->i", block, block, out=squares[here])
             return [*result, self._share(squares, x)] if support else result
 
         return combined

@@ -1,7 +1,7 @@
 """Laws as measures: weights by projection, weighted atoms, distribution functions and quantiles."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,6 @@ from cme_dask.numerics.support import Support
 Array = Any
 
 _PROJECTED = 1 << 16  # values of the ratio at once: with what is made of them they stay in cache
-_LEFT_OUT = 1e-12  # of a density ratio
 _SURPLUS = 64.0 * np.finfo(np.float64).eps  # of a sum of masses above 1, which is rounding
 
 
@@ -108,22 +107,16 @@ def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
     return weights, threshold
 
 
-def low_rank(values: Array, bound: float | None) -> tuple[Array, Array]:
-    r"""Factors u (k, r) and v (r, S) of values (k, S), u with orthonormal columns, of least r.
+def low_rank(values: Array) -> tuple[Array, Array]:
+    """Factors u (k, r), with orthonormal columns, and v (r, S) whose product is the values (k, S).
 
-    For every vector :math:`|\psi| \le` ``bound`` and each column s,
-
-    .. math:: |\psi^T (values - u v)_s| \le 10^{-12}.
-
-    Without a bound, u is the identity.
+    Of least rank r: each column of what is left out is shorter than the rounding of the spectral
+    norm of the values, 2.2e-16 of it.
     """
-    if bound is None:
-        return np.eye(len(values)), values
     u, scale, v = np.linalg.svd(values, full_matrices=False)
     v *= scale[:, None]
-    # Norms of the columns of what the first r leave out, for each r.
-    left = np.sqrt(np.cumsum((v * v)[::-1], axis=0)[::-1]).max(axis=1, initial=0.0)
-    rank = int((bound * left > _LEFT_OUT).sum())
+    left = np.sqrt(np.cumsum((v * v)[::-1], axis=0)[::-1].max(axis=1, initial=0.0))
+    rank = int((left > np.finfo(np.float64).eps * scale.max(initial=0.0)).sum())
     return u[:, :rank], v[:rank]
 
 
@@ -206,12 +199,18 @@ def first_of_sums(masses: Array, levels: Array) -> Array:
     return np.minimum(start + _within(sums, place, inside, levels), size - 1)
 
 
+@lru_cache
+def _upper(count: int) -> Array:
+    """Ones on and above the diagonal: masses times it are sums of the first ones."""
+    return np.triu(np.ones((count, count)))
+
+
 def _within(sums: Array, place: Array, masses: Array, levels: Array) -> Array:
     """Which of the masses (b, k, r) in the place where sums (b, T) reach a level reaches it."""
     before = np.take_along_axis(sums, np.maximum(place - 1, 0), axis=1)
     before = np.where(place > 0, before, 0.0)
     count = masses.shape[2]
-    partial = (masses.reshape(-1, count) @ np.triu(np.ones((count, count)))).reshape(masses.shape)
+    partial = (masses.reshape(-1, count) @ _upper(count)).reshape(masses.shape)
     partial += before[:, :, None]
     reached = partial >= _needed(levels, partial[:, :, -1])[:, :, None]
     reached &= masses > 0.0
