@@ -468,7 +468,21 @@ class JointModel(PairModel):
             base = _mixture(basis, coef, cells)
         else:  # the signed ratio at the points of the cells, projected and calibrated
             calibration = None if reverse else self.calibration
-            base = CellLaw(cells, _weigh(self.base, basis, coef, answered, cells, calibration))
+            levels = None if calibration is None else Levels(cells.means, calibration.columns)
+            # The ratio there is a product of few functions of x, whatever the number of pivots.
+            slope = answered.basis.slope(coef.T)
+            (values,) = answered.basis.newton.combined(slope)(cells.support.points)
+            left, right = low_rank(values.T)
+            few = basis.newton.combined(basis.slope(left), support=calibration is not None)
+
+            def weigh(x: Array) -> Array:
+                psi, *support = few(x)
+                weights, _ = project(self.base + psi @ right, cells.masses)
+                if calibration is None or levels is None:
+                    return weights
+                return calibration.weights(weights, levels, *support)
+
+            base = CellLaw(cells, weigh)
         if self.residual is None or reverse:
             made[reverse] = base
         else:
@@ -574,36 +588,7 @@ def _slices(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _QUERY_ROWS, n))
 
 
-# Weights of laws
-
-
-def _weigh(
-    base: float,
-    basis: LinearBasis | StackedBasis,
-    coef: Array,
-    answered: Variable,
-    cells: CellStatistics,
-    calibration: Calibration | None,
-) -> Function:
-    """From rows of the given variable to weights of cells: g projected, and calibrated.
-
-    On the cells, g is a product of a few functions of x, whatever the number of pivots, and numbers
-    that are the same for all x.
-    """
-    points, other = cells.support.points, answered.basis
-    (values,) = other.newton.combined(other.slope(coef.T))(points)
-    u, right = low_rank(values.T)
-    functions = basis.newton.combined(basis.slope(u), support=calibration is not None)
-    levels = None if calibration is None else Levels(cells.means, calibration.columns)
-
-    def weigh(x: Array) -> Array:
-        psi, *support = functions(x)
-        result, _ = project(base + psi @ right, cells.masses)
-        if calibration is None or levels is None:
-            return result
-        return calibration.weights(result, levels, *support)
-
-    return weigh
+# The law of a coupling
 
 
 def _mixture(basis: Function, coef: Array, cells: CellStatistics) -> CellLaw:

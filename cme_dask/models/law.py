@@ -9,6 +9,7 @@ import numpy as np
 
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import blas_threads, one_blas_thread, parallel_map
 from cme_dask.models.conformal import conformal_ends
 from cme_dask.models.events import Event, importable
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
@@ -532,31 +533,41 @@ class ConditionalLaw:
         *rows: Array,
         held: int = 0,
         at: Function | None = None,
+        threads: bool = True,
         **arguments: Any,
     ) -> FloatArray:
         """Answers at all points, block by block, of which each holds so many numbers per point.
 
         The query takes the law at the points of a block, or what ``at`` makes of them, and the
         rows of these arrays, one for each point, that belong to them. Its other arguments are the
-        same in all blocks.
+        same in all blocks. Blocks are shared among as many threads as BLAS would use.
         """
-        n = len(self.points)
+        n, result = len(self.points), None
         most = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
         step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), _LEAST_ROWS))
-        result: Array = None
-        for start in range(0, max(n, 1), step):  # one empty block gives the shape for no points
+
+        def fill(start: int) -> None:
+            nonlocal result
             here = slice(start, min(start + step, n))
-            block = start, here.stop
             if at is None and n <= most:  # evaluated once for all queries
-                if block not in self._laws:
-                    self._laws[block] = self._law.at(self.points[here])
-                there = self._laws[block]
+                if (there := self._laws.get((start, step))) is None:
+                    there = self._laws[start, step] = self._law.at(self.points[here])
             else:
                 there = (at or self._law.at)(self.points[here])
             part = query(there, *(each[here] for each in rows), **arguments)
             if result is None:
                 result = np.empty((n, *part.shape[1:]))
             result[here] = part
+
+        fill(0)  # which gives the shape, also for no points
+        rest = range(step, n, step)
+        cores = blas_threads() if threads and len(rest) > 1 else 1
+        if cores == 1:
+            for start in rest:
+                fill(start)
+        else:
+            with one_blas_thread():
+                parallel_map(fill, rest, cores)
         return cast(FloatArray, result)
 
     def _positions(self, column: str | None = None) -> dict[str, int]:
@@ -612,7 +623,7 @@ class ConditionalLaw:
             query = self._law.average(
                 lambda y: function_values(function, y, name_of(f), truth=truth)[:, None]
             )
-        return self._fill(query)[:, 0]
+        return self._fill(query, threads=False)[:, 0]  # functions of users may not bear them
 
     def _function(self, f: Any) -> Function:
         if not isinstance(f, str):
