@@ -39,7 +39,13 @@ from cme_dask.models.events import declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
+from cme_dask.numerics.calibration import (
+    NEAR_PIVOTS,
+    HeldRows,
+    LearnedCalibration,
+    Levels,
+    learn_calibration,
+)
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
@@ -498,6 +504,7 @@ def with_calibration(context: FitContext, result: FitResult) -> FitResult:
     info = {
         "kept": context.calibration is True or learned.pays,
         "exponents": learned.calibration.to_list(),
+        "pivots": NEAR_PIVOTS,
         "gain": learned.gain,
         "std": learned.std if np.isfinite(learned.std) else None,
         "rows": learned.rows,
@@ -510,7 +517,7 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     cells = result.model.y.cells
     assert cells is not None
     rows = context.rows.prefix(min(HELD_ROWS, _CALIBRATED_ROWS))
-    support = result.model.x.basis.newton.support(rows.parts[0])
+    support = result.model.x.basis.newton.first(NEAR_PIVOTS).support(rows.parts[0])
     at = cells.support.assign(rows.parts[1])
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
@@ -549,7 +556,7 @@ def refitted_laws(
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
         if calibration is not None and levels is not None:
-            support = model.x.basis.newton.support(rows.parts[0][held])
+            support = calibration.nearness(model.x.basis.newton)(rows.parts[0][held])
             calibrated = partial(calibration.weights, levels=levels, support=support)
         yield HeldLaws(held, ratio, rest / rest.sum(), cells.means, calibrated)
 

@@ -166,7 +166,8 @@ class JointModel(PairModel):
         metadata = self.about.get("calibration")
         if not (metadata and metadata["kept"]):
             return None
-        return Calibration.from_list(metadata["exponents"], len(self.y.columns.names))
+        width, pivots = len(self.y.columns.names), metadata.get("pivots")
+        return Calibration.from_list(metadata["exponents"], width, pivots)
 
     @cached_property
     def conformal(self) -> ConformalScores | None:
@@ -467,22 +468,23 @@ class JointModel(PairModel):
         if self.base == 0.0:
             base = _mixture(basis, coef, cells)
         else:  # the signed ratio at the points of the cells, projected and calibrated
-            calibration = None if reverse else self.calibration
-            levels = None if calibration is None else Levels(cells.means, calibration.columns)
             # The ratio there is a product of few functions of x, whatever the number of pivots.
             slope = answered.basis.slope(coef.T)
             (values,) = answered.basis.newton.combined(slope)(cells.support.points)
             left, right = low_rank(values.T)
-            few = basis.newton.combined(basis.slope(left), support=calibration is not None)
+            few = basis.newton.combined(basis.slope(left))
 
             def weigh(x: Array) -> Array:
-                psi, *support = few(x)
-                weights, _ = project(self.base + psi @ right, cells.masses)
-                if calibration is None or levels is None:
-                    return weights
-                return calibration.weights(weights, levels, *support)
+                (psi,) = few(x)
+                return project(self.base + psi @ right, cells.masses)[0]
 
-            base = CellLaw(cells, weigh)
+            base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
+            if calibration is not None:
+                levels, near = (
+                    Levels(cells.means, calibration.columns),
+                    calibration.nearness(basis.newton),
+                )
+                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, near(x)))
         if self.residual is None or reverse:
             made[reverse] = base
         else:

@@ -212,10 +212,13 @@ class Functions(Protocol):
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
-    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+    def first(self, count: int) -> "Functions":
+        """The functions at the first so many pivots of each basis, where there are pivots."""
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q).
 
-        With ``support`` also :meth:`support`. Made once, for many x and by any thread.
+        Made once, for many x and by any thread.
         """
 
     def __call__(self, x: Array) -> Array:
@@ -227,6 +230,9 @@ class Basis(Functions, Protocol):
 
     See :class:`NewtonBasis` and :class:`cme_dask.numerics.partition.PartitionBasis`.
     """
+
+    def first(self, count: int) -> "Basis":
+        """The functions at the first so many pivots, where there are pivots."""
 
     @property
     def rows(self) -> Array | None:
@@ -345,38 +351,40 @@ class NewtonBasis:
         1 at a pivot; nearly 0 far from all of them, where no data stand behind an answer.
         """
         newton = self(x)
-        return self._share((newton * newton).sum(axis=1), x)
+        own = self.kernel.diagonal(x)
+        share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
+        return array_namespace(x).clip(share, 0.0, 1.0)
 
-    def _share(self, squares: Array, x: Array) -> Array:
-        """|N(x)|^2 / k(x, x) from |N(x)|^2, shape (n,)."""
-        xp, own = array_namespace(x), self.kernel.diagonal(x)
-        return xp.clip(squares / xp.where(own > 0.0, own, 1.0), 0.0, 1.0)
+    def first(self, count: int) -> "NewtonBasis":
+        """The basis on the first so many pivots: its functions are the first ones of this basis."""
+        rows = None if self.rows is None else self.rows[:count]
+        return NewtonBasis(self.kernel, self.points[:count], self.factor[:count, :count], rows)
 
-    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shapes (n, q), of slopes (m, q).
 
         Solved for once and not at each x, unless rounding would then lose more than 1e-10 of
-        |slope|, which bounds the functions over sqrt(sup k). With ``support`` also
-        :meth:`support`, for which each x is solved for.
+        |slope|, which bounds the functions over sqrt(sup k).
         """
-        if not support and not any(slope.any() for slope in slopes):
+        if not any(slope.any() for slope in slopes):
             return lambda x: [np.zeros((len(x), slope.shape[1])) for slope in slopes]
         # In one order in memory: the last bits of products depend on it, and files have one.
         slopes = tuple(map(np.ascontiguousarray, slopes))
         factor, top = np.ascontiguousarray(self.factor), self.kernel.upper_bound
         coefs = tuple(solve_triangular(factor, s, lower=True, trans=1) for s in slopes)
         rounding = np.inf if top is None else np.finfo(np.float64).eps * top
-        solved = support or not all(
+        steps: Sequence[Step] = ()
+        if not all(
             (rounding * np.abs(coef).sum(axis=0) <= _LOST * np.linalg.norm(slope, axis=0)).all()
             for coef, slope in zip(coefs, slopes, strict=True)
-        )
-        coefs, steps = (slopes, self.evaluator(self.points).steps) if solved else (coefs, ())
+        ):
+            coefs, steps = slopes, self.evaluator(self.points).steps
 
         def combined(x: Array) -> list[Array]:
             functions = self.kernel.evaluator(self.points)  # of this thread
             functions.steps = steps
             result = [np.empty((len(x), coef.shape[1])) for coef in coefs]
-            squares, memory = np.empty(len(x)), np.empty(len(factor) * min(BLOCK, len(x)))
+            memory = np.empty(len(factor) * min(BLOCK, len(x)))
             for start in range(0, len(x), BLOCK):
                 here = slice(start, min(start + BLOCK, len(x)))
                 count = here.stop - start
@@ -386,9 +394,7 @@ class NewtonBasis:
                     functions.write(slice(0, count), block)
                 for coef, out in zip(coefs, result, strict=True):
                     np.matmul(block.T, coef, out=out[here])
-                if support:
-                    np.einsum("mi,mi->i", block, block, out=squares[here])
-            return [*result, self._share(squares, x)] if support else result
+            return result
 
         return combined
 
@@ -499,7 +505,11 @@ class FeatureBasis:
             )
         return values
 
-    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+    def first(self, count: int) -> "FeatureBasis":
+        """Itself: there are no pivots."""
+        return self
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> phi(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
 
         def products(x: Array) -> list[Array]:
@@ -509,7 +519,7 @@ class FeatureBasis:
                 values = self(x[here])
                 for slope, out in zip(slopes, result, strict=True):
                     np.matmul(values, np.ascontiguousarray(slope), out=out[here])
-            return [*result, self.support(x)] if support else result
+            return result
 
         return products
 
@@ -648,18 +658,19 @@ class StackedNewton:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
 
-    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+    def first(self, count: int) -> "StackedNewton":
+        """The bases on the first so many pivots of each."""
+        return StackedNewton(tuple(part.first(count) for part in self.parts))
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""
         edges = np.cumsum([part.rank for part in self.parts])[:-1]
         pieces = zip(*(np.split(slope, edges) for slope in slopes), strict=True)
-        each = [
-            part.combined(*some, support=support)
-            for part, some in zip(self.parts, pieces, strict=True)
-        ]
+        each = [part.combined(*some) for part, some in zip(self.parts, pieces, strict=True)]
 
         def sums(x: Array) -> list[Array]:
-            result = [np.sum(values, axis=0) for values in zip(*(f(x) for f in each), strict=True)]
-            return [*result[:-1], result[-1] / len(each)] if support else result
+            result = zip(*(one(x) for one in each), strict=True)
+            return [np.sum(values, axis=0) for values in result]
 
         return sums
 

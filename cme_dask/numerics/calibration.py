@@ -1,14 +1,20 @@
 """Calibration of laws on cells by their own distribution functions, learned from held-out rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from cme_dask.kernels.base import is_a
+from cme_dask.numerics.basis import Functions
+
 Array = Any
 Group = tuple[Array, Array, Array]
 """Number of the value of each cell, cells in order of their values, and where each value begins."""
+
+NEAR_PIVOTS = 200
+"""Pivots of each basis that span the effective support of calibrations that are learned."""
 
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
 _ROWS = 256  # laws at once: what is made of them stays in cache
@@ -35,6 +41,9 @@ class Calibration:
     ----------
     exponents
         a and b, shape (2, d); zeros for columns of labels.
+    pivots
+        Number of pivots of each basis that span e; None for all of them. More cost what they
+        square to at each point, and tell near from far no better.
 
     Notes
     -----
@@ -44,6 +53,11 @@ class Calibration:
     """
 
     exponents: Array
+    pivots: int | None = None
+
+    def nearness(self, newton: Functions) -> Callable[[Array], Array]:
+        """From rows of x to their effective support e, shape (b,)."""
+        return newton.support if self.pivots is None else newton.first(self.pivots).support
 
     @property
     def columns(self) -> list[int]:
@@ -71,16 +85,18 @@ class Calibration:
         return result
 
     def to_list(self) -> list[list[float]]:
-        """JSON form."""
+        """JSON form of the exponents."""
         return [[float(e) for e in row] for row in self.exponents]
 
     @classmethod
-    def from_list(cls, values: Any, width: int) -> Self:
+    def from_list(cls, values: Any, width: int, pivots: int | None = None) -> Self:
         """Inverse of :meth:`to_list`; ValueError on anything else than 2 x width finite numbers."""
         exponents = np.array(values, dtype=np.float64)
         if exponents.shape != (2, width) or not np.isfinite(exponents).all():
             raise ValueError(f"the calibration needs 2 x {width} finite exponents")
-        return cls(exponents)
+        if not (pivots is None or (is_a(pivots, int) and pivots > 0)):
+            raise ValueError(f"the calibration needs a positive number of pivots, got {pivots!r}")
+        return cls(exponents, pivots)
 
 
 class Levels:

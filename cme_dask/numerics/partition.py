@@ -112,13 +112,16 @@ class PartitionBasis:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
         return self.evaluator(x).values(x)
 
-    def combined(self, *slopes: Array, support: bool = False) -> Callable[[Array], list[Array]]:
+    def first(self, count: int) -> "PartitionBasis":
+        """Itself: landmarks have no order, and each function depends on all of them."""
+        return self
+
+    def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
 
         def products(x: Array) -> list[Array]:
             values = self(x)
-            result = [values @ np.ascontiguousarray(slope) for slope in slopes]
-            return [*result, self.support(x)] if support else result
+            return [values @ np.ascontiguousarray(slope) for slope in slopes]
 
         return products
 
