@@ -13,7 +13,7 @@ Array = Any
 Group = tuple[Array, Array, Array]
 """Number of the value of each cell, cells in order of their values, and where each value begins."""
 
-NEAR_PIVOTS = 200
+NEAR_PIVOTS = 256
 """Pivots of each basis that span the effective support of calibrations that are learned."""
 
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
