@@ -234,7 +234,7 @@ def _default_fits(bench: Bench, points: int) -> None:
             pairs = zip(bench.measurements[one].runs, bench.measurements[gemm].runs, strict=True)
             limits = [{"seconds": answer_limit(*pair, points)} for pair in pairs]
             if all(each["seconds"] for each in limits):
-                job = {"job": "limit", "rates": gemm}
+                job = {"job": "answer limit", "rates": gemm}
                 bench.measurements[limit] = Measurement(job, limits)
                 bench.compare(at, "quantiles / products and exponentials", one, limit)
             for quantity, aim in (("seconds", DEFAULT_SECONDS), ("cpu_seconds", None)):

@@ -26,7 +26,7 @@ from cme_dask.models.points import (
     query_points,
 )
 from cme_dask.models.relevance import plot_relevance, scales_line
-from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
+from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum, spectra
 from cme_dask.numerics.basis import LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
@@ -74,7 +74,7 @@ class JointModel(PairModel):
         What it was fitted on and how: rows, tol, trace errors, constraint, reg.
     moments
         Moments by fold as plain arrays (``MomentSums.to_arrays``), for growing, merging and drift:
-        of averaged models those of the best member.
+        of averaged models those of the best member. Without folds where nothing can be added.
     base
         1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
         a sum of products of non-negative numbers.
@@ -82,7 +82,7 @@ class JointModel(PairModel):
         A location of y given x and the joint distribution of x and what is left: then laws of y
         given x are made from these.
     spectra
-        Of averaged models: spectra of both kernels of each member.
+        Of averaged models, and of those without moments: spectra of both kernels of each member.
     """
 
     _made_by = "JointDistribution or `cme-dask fit`"
@@ -421,6 +421,8 @@ class JointModel(PairModel):
 
     def moment_sums(self) -> MomentSums:
         """The moments by fold, with named blocks; of a mean of several models, of the best one."""
+        if not len(self.moments["rows"]):
+            raise DataError("this model keeps no moments: ask the model whose residuals it is of")
         constants = self.y.answers.constant, self.x.answers.constant
         ranks = self.x.ranks[0], self.y.ranks[0]
         unknown = tuple(map(np.zeros_like, constants))
@@ -431,6 +433,11 @@ class JointModel(PairModel):
         mean = sums.means()
         shifts = (c - mean.means[f"f({v})"] for v, c in zip("xy", constants, strict=True))
         return replace(sums, shifts=tuple(shifts))
+
+    def without_moments(self) -> "JointModel":
+        """The same laws without sums over rows, for a model that nothing is added to."""
+        empty = {name: values[:0] for name, values in self.moments.items()}
+        return replace(self, moments=empty, spectra=spectra(self))
 
     def to_state(self) -> ModelState:
         """Plain arrays and JSON values; DataError of a model whose location is a regressor."""
