@@ -82,14 +82,6 @@ def test_models_say_which_pivots_their_calibration_fades_with(averaged, pivots):
             replace(averaged, about=damaged)._validate()
 
 
-def test_the_first_pivots_span_the_first_functions(averaged):
-    stacked = averaged.x.basis.newton
-    few = stacked.first(5)
-    expected = [part(POINTS[:50])[:, :5] for part in stacked.parts]
-    assert_allclose(few(POINTS[:50]), np.concatenate(expected, axis=1), atol=1e-12)
-    assert stacked.first(10**6).rank == stacked.rank
-
-
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 70), empty=st.floats(0.0, 0.9))
 def test_levels_are_found_in_sums_of_neighbours(seed, size, empty):

@@ -517,7 +517,7 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     cells = result.model.y.cells
     assert cells is not None
     rows = context.rows.prefix(min(HELD_ROWS, _CALIBRATED_ROWS))
-    support = result.model.x.basis.newton.first(NEAR_PIVOTS).support(rows.parts[0])
+    support = result.model.x.basis.newton.nearness(NEAR_PIVOTS)(rows.parts[0])
     at = cells.support.assign(rows.parts[1])
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
@@ -547,7 +547,10 @@ def refitted_laws(
     masses, points = result.measured.cells[1].masses, cells.support.points
     each = averaged(context, result)
     values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
-    levels = None if calibration is None else Levels(cells.means, calibration.columns)
+    levels, near = None, None
+    if calibration is not None:
+        levels = Levels(cells.means, calibration.columns)
+        near = model.x.basis.newton.nearness(calibration.pivots)
     for fold in each[0][1].held_out_folds:
         held = np.flatnonzero(folds == fold)
         ratio = np.ones((len(held), len(points)))
@@ -555,8 +558,8 @@ def refitted_laws(
             ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
-        if calibration is not None and levels is not None:
-            support = calibration.nearness(model.x.basis.newton)(rows.parts[0][held])
+        if calibration is not None and levels is not None and near is not None:
+            support = near(rows.parts[0][held])
             calibrated = partial(calibration.weights, levels=levels, support=support)
         yield HeldLaws(held, ratio, rest / rest.sum(), cells.means, calibrated)
 

@@ -487,10 +487,8 @@ class JointModel(PairModel):
 
             base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
             if calibration is not None:
-                levels, near = (
-                    Levels(cells.means, calibration.columns),
-                    calibration.nearness(basis.newton),
-                )
+                levels = Levels(cells.means, calibration.columns)
+                near = basis.newton.nearness(calibration.pivots)
                 base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, near(x)))
         if self.residual is None or reverse:
             made[reverse] = base

@@ -212,8 +212,8 @@ class Functions(Protocol):
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
-    def first(self, count: int) -> "Functions":
-        """The functions at the first so many pivots of each basis, where there are pivots."""
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """From rows of x to their support by the first so many pivots of each basis, for many x."""
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q).
@@ -230,9 +230,6 @@ class Basis(Functions, Protocol):
 
     See :class:`NewtonBasis` and :class:`cme_dask.numerics.partition.PartitionBasis`.
     """
-
-    def first(self, count: int) -> "Basis":
-        """The functions at the first so many pivots, where there are pivots."""
 
     @property
     def rows(self) -> Array | None:
@@ -350,15 +347,25 @@ class NewtonBasis:
 
         1 at a pivot; nearly 0 far from all of them, where no data stand behind an answer.
         """
-        newton = self(x)
-        own = self.kernel.diagonal(x)
-        share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
-        return array_namespace(x).clip(share, 0.0, 1.0)
+        return self._share(self(x), x)
 
-    def first(self, count: int) -> "NewtonBasis":
-        """The basis on the first so many pivots: its functions are the first ones of this basis."""
-        rows = None if self.rows is None else self.rows[:count]
-        return NewtonBasis(self.kernel, self.points[:count], self.factor[:count, :count], rows)
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support` by the first so many pivots, with what is solved for prepared once."""
+        points, factor = self.points[:count], self.factor[:count, :count]
+        steps = NewtonBasis(self.kernel, points, factor).evaluator(points).steps
+
+        def share(x: Array) -> Array:
+            functions = self.kernel.evaluator(points)  # of this thread
+            functions.steps = steps
+            return self._share(functions.values(x), x)
+
+        return share
+
+    def _share(self, newton: Array, x: Array) -> Array:
+        """|N(x)|^2 / k(x, x) from N(x), shape (n,)."""
+        xp, own = array_namespace(x), self.kernel.diagonal(x)
+        share = xp.sum(newton * newton, axis=1) / xp.where(own > 0.0, own, 1.0)
+        return xp.clip(share, 0.0, 1.0)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shapes (n, q), of slopes (m, q).
@@ -505,9 +512,9 @@ class FeatureBasis:
             )
         return values
 
-    def first(self, count: int) -> "FeatureBasis":
-        """Itself: there are no pivots."""
-        return self
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support`: there are no pivots."""
+        return self.support
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> phi(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
@@ -658,9 +665,10 @@ class StackedNewton:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
 
-    def first(self, count: int) -> "StackedNewton":
-        """The bases on the first so many pivots of each."""
-        return StackedNewton(tuple(part.first(count) for part in self.parts))
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support` by the first so many pivots of each, prepared for many x."""
+        each = [part.nearness(count) for part in self.parts]
+        return lambda x: np.mean([share(x) for share in each], axis=0)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""

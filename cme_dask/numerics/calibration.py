@@ -1,13 +1,12 @@
 """Calibration of laws on cells by their own distribution functions, learned from held-out rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from cme_dask.kernels.base import is_a
-from cme_dask.numerics.basis import Functions
 
 Array = Any
 Group = tuple[Array, Array, Array]
@@ -54,10 +53,6 @@ class Calibration:
 
     exponents: Array
     pivots: int | None = None
-
-    def nearness(self, newton: Functions) -> Callable[[Array], Array]:
-        """From rows of x to their effective support e, shape (b,)."""
-        return newton.support if self.pivots is None else newton.first(self.pivots).support
 
     @property
     def columns(self) -> list[int]:
