@@ -260,9 +260,8 @@ def _with_location(
     _, of_residuals, residuals = located
     result = result.with_memory(of_residuals.measured.report.memory)
     result = result.described(residual=metadata, passes=passes)
+    model = LocationModel(residuals.location, of_residuals.model, residuals.transform)
     retained = metadata["kept"]
-    of_e = of_residuals.model.without_moments() if retained else of_residuals.model
-    model = LocationModel(residuals.location, of_e, residuals.transform)
     result = result._replace(
         model=replace(result.model, residual=model if retained else None),
         measured=result.measured._replace(passes=passes),
