@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from cme_dask import JointDistribution, kernels
+from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import blas_threads, one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models import law as law_module
+from cme_dask.models.spectra import spectra
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.calibration import Levels
 from cme_dask.numerics.measure import first_of_sums, first_reaching, low_rank, project
@@ -38,6 +39,18 @@ def averaged():
             tuning=Tuning(rows=200, averaged=2),
         ).fit(x, y)
     return fit.model_
+
+
+@pytest.fixture(scope="module")
+def located():
+    """A model with a location."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-2, 2, (200, 2))
+    y = x[:, :1] + 0.3 * rng.standard_normal((200, 1))
+    options = {"kernel_x": "median", "kernel_y": "median", "max_rank": 20, "tol": 1e-2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return JointDistribution(residual=True, **options).fit(x, y).model_
 
 
 def dense_weights(model, x, support):
@@ -147,14 +160,8 @@ def test_threads_share_the_points(averaged, few_at_once):
     assert len(names) > 1
 
 
-def test_functions_of_users_are_called_by_the_thread_that_asks(few_at_once):
-    rng = np.random.default_rng(1)
-    x = rng.uniform(-2, 2, (200, 2))
-    y = x[:, :1] + 0.3 * rng.standard_normal((200, 1))
-    options = {"kernel_x": "median", "kernel_y": "median", "max_rank": 20, "tol": 1e-2}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        law = JointDistribution(residual=True, **options).fit(x, y).conditional(POINTS)
+def test_functions_of_users_are_called_by_the_thread_that_asks(located, few_at_once):
+    law = located.conditional(POINTS)
     few_at_once.setattr(law_module, "blas_threads", lambda: 3)
     callers = []
 
@@ -165,6 +172,23 @@ def test_functions_of_users_are_called_by_the_thread_that_asks(few_at_once):
     assert_allclose(law.expect(square), law.var() + law.mean() ** 2, atol=1e-10)
     assert len(callers) > 3
     assert set(callers) == {threading.current_thread()}
+
+
+def test_saved_laws_of_residuals_have_spectra_in_the_place_of_moments(located, tmp_path):
+    located.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert_array_equal(
+        again.conditional(POINTS).quantile(LEVELS), located.conditional(POINTS).quantile(LEVELS)
+    )
+    assert_array_equal(again.moments["gram"], located.moments["gram"])
+    inner = again.residual.model
+    assert inner.moments["gram"].shape[0] == 0
+    with pytest.raises(DataError, match="keeps no moments"):
+        inner.moment_sums()
+    for one, other in zip(spectra(inner), spectra(located.residual.model), strict=True):
+        assert_array_equal(one[0].eigenvalues, other[0].eigenvalues)
+    again.save(tmp_path / "again")
+    assert load(tmp_path / "again").residual.model.moments["gram"].shape[0] == 0
 
 
 def test_threads_are_those_of_blas_in_the_main_thread_alone():

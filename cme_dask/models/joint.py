@@ -441,9 +441,12 @@ class JointModel(PairModel):
 
     def to_state(self) -> ModelState:
         """Plain arrays and JSON values; DataError of a model whose location is a regressor."""
-        if self.residual is not None:
-            self.residual.check_stored()
-        return super().to_state()
+        if self.residual is None:
+            return super().to_state()
+        self.residual.check_stored()
+        # No rows are added to a law of residuals, and its moments would be a third of the file.
+        residual = replace(self.residual, model=self.residual.model.without_moments())
+        return super(JointModel, replace(self, residual=residual)).to_state()
 
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again when they are needed.
