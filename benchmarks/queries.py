@@ -1,6 +1,7 @@
 """Queries of a saved model, timed in a process without Dask."""
 
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Bench, Ratio, Size, Term
+from benchmarks.machine import GemmRate
+from benchmarks.measure import Bench, Measurement, Ratio, Size, Term
 from cme_dask.data.generate import Normal3
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
@@ -24,7 +26,12 @@ LEVELS = (0.05, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 0.95)
 SECONDS = 10.0
 """For the quantiles of both columns at 10^5 points, as the case is sized."""
 
+DEFAULT_SECONDS = 2.0
+"""For the quantiles of one column at 10^5 points of a default fit."""
+
 _FIT_ROWS = 200_000
+DEFAULT_ROWS = (2_000, 10_000)
+_FRIEDMAN = 10  # columns of x
 _EVENTS: dict[str, Function] = {
     "left": lambda y: y[:, 0] <= y[:, 1],
     "far": lambda y: y[:, 0] <= y[:, 1] - 0.5,
@@ -133,6 +140,60 @@ class Quantiles:
         return run
 
 
+def save_default(path: str, rows: int, residual: bool | str) -> None:
+    """Fit Friedman's ten columns without further arguments, and save the model."""
+    from cme_dask.estimators.joint import JointDistribution
+
+    x = np.random.default_rng(0).uniform(size=(rows, _FRIEDMAN))
+    mean = 10.0 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20.0 * (x[:, 2] - 0.5) ** 2
+    mean += 10.0 * x[:, 3] + 5.0 * x[:, 4]
+    y = mean[:, None] + np.random.default_rng(1).standard_normal((rows, 1))
+    JointDistribution(residual=residual).fit(x, y).save(path, overwrite=True)
+
+
+@dataclass(frozen=True)
+class DefaultQuantiles:
+    """Nine quantiles of y at points of Friedman's ten columns.
+
+    Parameters
+    ----------
+    model
+        Path of the saved model.
+    rows
+        Points of x.
+    """
+
+    model: str
+    rows: int
+
+    def prepare(self) -> Callable[[], Describe]:
+        """Load the model, make the points, and answer a few, so that the law is made."""
+        law = load_only(JointModel, self.model)
+        points = np.random.default_rng(2).uniform(size=(self.rows, _FRIEDMAN))
+        law.conditional(points[:10]).quantile(LEVELS)
+        answering = law.answering
+        used = answering.coef.any()  # else the law is the same for all x
+        shape = {
+            "pivots": sum(answering.x.ranks) if used else 0,
+            "functions": answering.x.basis.rank if used else 0,
+            "cells": len(answering.masses),
+        }
+
+        def run() -> Describe:
+            begin = time.process_time()
+            law.conditional(points).quantile(LEVELS)
+            return partial(dict, cpu_seconds=time.process_time() - begin, **shape)
+
+        return run
+
+
+def answer_limit(run: Result, rate: Result, rows: int) -> float:
+    """Seconds of the products and exponentials of density ratios on the cells, at these rates."""
+    m, k, cells = (run[name] for name in ("pivots", "functions", "cells"))
+    flops = 2.0 * m * (_FRIEDMAN + 2) + 2.0 * m * k + 2.0 * k * cells
+    return float(rows * (flops / rate["gemm_all"] + m / rate["exp_all"]))
+
+
 def _described(law: JointModel) -> Result:
     return {
         "ranks": [law.x.basis.newton.rank, law.y.basis.newton.rank],
@@ -158,3 +219,25 @@ def queries_case(bench: Bench, size: Size) -> None:
         bench.compare(at, "expect / kernel blocks and product", expect, blocks, at_most=1.5)
         name = f"9 quantiles at {fewer:,} points, seconds"
         bench.ratios.append(Ratio(at, name, [Term(one)], [Term()], at_most=SECONDS))
+    _default_fits(bench, size.rows // 10)
+
+
+def _default_fits(bench: Bench, points: int) -> None:
+    """Quantiles of default fits, with a location and without, beside the rates of the machine."""
+    for rows in DEFAULT_ROWS:
+        for kind, residual in (("location", "auto"), ("plain", False)):
+            path = str(bench.folder / f"default-{kind}-{rows}.zarr")
+            save_default(path, rows, residual)
+            at = f"queries/default {kind} {rows:,}"
+            one, gemm, limit = f"{at}/quantiles", f"{at}/gemm", f"{at}/limit"
+            bench.measure({gemm: GemmRate(bench.workers), one: DefaultQuantiles(path, points)})
+            pairs = zip(bench.measurements[one].runs, bench.measurements[gemm].runs, strict=True)
+            limits = [{"seconds": answer_limit(*pair, points)} for pair in pairs]
+            if all(each["seconds"] for each in limits):
+                job = {"job": "answer limit", "rates": gemm}
+                bench.measurements[limit] = Measurement(job, limits)
+                bench.compare(at, "quantiles / products and exponentials", one, limit)
+            for quantity, aim in (("seconds", DEFAULT_SECONDS), ("cpu_seconds", None)):
+                name = f"9 quantiles at {points:,} points, {quantity.replace('_', ' ')}"
+                ratio = Ratio(at, name, [Term(one, quantity)], [Term()], at_most=aim)
+                bench.ratios.append(ratio)

@@ -20,6 +20,7 @@ JOBS = {
     "ArrowRead": "benchmarks.ingest",
     "Bare": "benchmarks.fits",
     "ConditionalMean": "benchmarks.peers",
+    "DefaultQuantiles": "benchmarks.queries",
     "EmbeddingFit": "benchmarks.fits",
     "Expectations": "benchmarks.queries",
     "Fit": "benchmarks.fits",

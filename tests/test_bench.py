@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import chi2_contingency
 
-from benchmarks import cases, classes, machine, measure, run
+from benchmarks import cases, classes, machine, measure, queries, run
 from benchmarks.__main__ import cli
 from benchmarks.fits import (
     Bare,
@@ -273,6 +273,7 @@ SMALL = {
 def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", SMALL)
     monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)
+    monkeypatch.setattr(queries, "DEFAULT_ROWS", (200,))
     out = tmp_path / "out"
     repeats = 1 if case in ("tuning", "multiclass") else 2
     args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)

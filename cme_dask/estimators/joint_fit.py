@@ -40,7 +40,13 @@ from cme_dask.models.events import declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
-from cme_dask.numerics.calibration import HeldRows, LearnedCalibration, Levels, learn_calibration
+from cme_dask.numerics.calibration import (
+    NEAR_PIVOTS,
+    HeldRows,
+    LearnedCalibration,
+    Levels,
+    learn_calibration,
+)
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
@@ -508,6 +514,7 @@ def with_calibration(context: FitContext, result: FitResult) -> FitResult:
     info = {
         "kept": context.calibration is True or learned.pays,
         "exponents": learned.calibration.to_list(),
+        "pivots": NEAR_PIVOTS,
         "gain": learned.gain,
         "std": learned.std if np.isfinite(learned.std) else None,
         "rows": learned.rows,
@@ -520,7 +527,7 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     cells = result.model.y.cells
     assert cells is not None
     rows = context.rows.prefix(min(HELD_ROWS, _CALIBRATED_ROWS))
-    support = result.model.x.basis.newton.support(rows.parts[0])
+    support = result.model.x.basis.newton.nearness(NEAR_PIVOTS)(rows.parts[0])
     at = cells.support.assign(rows.parts[1])
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
@@ -550,7 +557,10 @@ def refitted_laws(
     masses, points = result.measured.cells[1].masses, cells.support.points
     each = averaged(context, result)
     values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
-    levels = None if calibration is None else Levels(cells.means, calibration.columns)
+    levels, near = None, None
+    if calibration is not None:
+        levels = Levels(cells.means, calibration.columns)
+        near = model.x.basis.newton.nearness(calibration.pivots)
     for fold in each[0][1].held_out_folds:
         held = np.flatnonzero(folds == fold)
         ratio = np.ones((len(held), len(points)))
@@ -558,8 +568,8 @@ def refitted_laws(
             ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
         calibrated = None
-        if calibration is not None and levels is not None:
-            support = model.x.basis.newton.support(rows.parts[0][held])
+        if calibration is not None and levels is not None and near is not None:
+            support = near(rows.parts[0][held])
             calibrated = partial(calibration.weights, levels=levels, support=support)
         yield HeldLaws(held, ratio, rest / rest.sum(), cells.means, calibrated)
 

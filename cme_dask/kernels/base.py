@@ -255,14 +255,11 @@ class Kernel(ABC):
 class Unit(Kernel, abstract=True):
     """A kernel that is 1 at equal rows and nowhere more."""
 
+    upper_bound = 1.0
+
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
         """Return ones."""
         return xp.ones(X.shape[0], dtype=X.dtype, device=device(X))
-
-    @property
-    def upper_bound(self) -> float:
-        """1."""
-        return 1.0
 
 
 class Evaluated(Kernel, abstract=True):

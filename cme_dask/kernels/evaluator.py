@@ -266,6 +266,17 @@ def one_blas_thread() -> Iterator[None]:
                 sys.setswitchinterval(_switch)
 
 
+def blas_threads() -> int:
+    """Threads that a matrix product would use now; 1 outside of the main thread.
+
+    So tasks of Dask and threads of a server, which run beside others, do not start their own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return 1
+    counts = (info["num_threads"] for info in get_cached_controller().info())
+    return max(counts, default=1)
+
+
 def limit_this_process() -> None:
     """Limit a worker process for good."""
     OpenBLASController.clear_controlling_thread(force=True)

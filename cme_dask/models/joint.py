@@ -26,13 +26,13 @@ from cme_dask.models.points import (
     query_points,
 )
 from cme_dask.models.relevance import plot_relevance, scales_line
-from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum
+from cme_dask.models.spectra import SpectrumPair, plot_residual_trace, plot_spectrum, spectra
 from cme_dask.numerics.basis import LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.conformal import ConformalScores
-from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, project
+from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, low_rank, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
 
@@ -76,7 +76,7 @@ class JointModel(PairModel):
         What it was fitted on and how: rows, tol, trace errors, constraint, reg.
     moments
         Moments by fold as plain arrays (``MomentSums.to_arrays``), for growing, merging and drift:
-        of averaged models those of the best member.
+        of averaged models those of the best member. Without folds where nothing can be added.
     base
         1; or 0 for ``coupling``, where psi = b are partitions of unity and H = C >= 0, so that g is
         a sum of products of non-negative numbers.
@@ -84,7 +84,7 @@ class JointModel(PairModel):
         A location of y given x and the joint distribution of x and what is left: then laws of y
         given x are made from these.
     spectra
-        Of averaged models: spectra of both kernels of each member.
+        Of averaged models, and of those without moments: spectra of both kernels of each member.
     """
 
     _made_by = "JointDistribution or `cme-dask fit`"
@@ -168,7 +168,8 @@ class JointModel(PairModel):
         metadata = self.about.get("calibration")
         if not (metadata and metadata["kept"]):
             return None
-        return Calibration.from_list(metadata["exponents"], len(self.y.columns.names))
+        width, pivots = len(self.y.columns.names), metadata.get("pivots")
+        return Calibration.from_list(metadata["exponents"], width, pivots)
 
     @cached_property
     def conformal(self) -> ConformalScores | None:
@@ -422,6 +423,8 @@ class JointModel(PairModel):
 
     def moment_sums(self) -> MomentSums:
         """The moments by fold, with named blocks; of a mean of several models, of the best one."""
+        if not len(self.moments["rows"]):
+            raise DataError("this model keeps no moments: ask the model whose residuals it is of")
         constants = self.y.answers.constant, self.x.answers.constant
         ranks = self.x.ranks[0], self.y.ranks[0]
         unknown = tuple(map(np.zeros_like, constants))
@@ -433,12 +436,20 @@ class JointModel(PairModel):
         shifts = (c - mean.means[f"f({v})"] for v, c in zip("xy", constants, strict=True))
         return replace(sums, shifts=tuple(shifts))
 
+    def without_moments(self) -> "JointModel":
+        """The same laws without sums over rows, for a model that nothing is added to."""
+        empty = {name: values[:0] for name, values in self.moments.items()}
+        return replace(self, moments=empty, spectra=spectra(self))
+
     def to_state(self) -> ModelState:
         """Plain arrays and JSON values; DataError of a model whose location is a regressor."""
-        if self.residual is not None:
-            self.residual.check_stored()
-            return replace(super().to_state(), schema_version=_MOVED)
-        return super().to_state()
+        if self.residual is None:
+            return super().to_state()
+        self.residual.check_stored()
+        # No rows are added to a law of residuals, and its moments would be a third of the file.
+        residual = replace(self.residual, model=self.residual.model.without_moments())
+        state = super(JointModel, replace(self, residual=residual)).to_state()
+        return replace(state, schema_version=_MOVED)
 
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again when they are needed.
@@ -470,15 +481,21 @@ class JointModel(PairModel):
         if self.base == 0.0:
             base = _mixture(basis, coef, cells)
         else:  # the signed ratio at the points of the cells, projected and calibrated
-            right = coef @ answered.basis(cells.support.points).T
+            # The ratio there is a product of few functions of x, whatever the number of pivots.
+            slope = answered.basis.slope(coef.T)
+            (values,) = answered.basis.newton.combined(slope)(cells.support.points)
+            left, right = low_rank(values.T)
+            few = basis.newton.combined(basis.slope(left))
 
             def weigh(x: Array) -> Array:
-                return project(self.base + basis(x) @ right, cells.masses)[0]
+                (psi,) = few(x)
+                return project(self.base + psi @ right, cells.masses)[0]
 
             base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
             if calibration is not None:
-                levels, support = Levels(cells.means, calibration.columns), basis.newton.support
-                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, support(x)))
+                levels = Levels(cells.means, calibration.columns)
+                near = basis.newton.nearness(calibration.pivots)
+                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, near(x)))
         if self.residual is None or reverse:
             made[reverse] = base
         else:

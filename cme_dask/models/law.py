@@ -9,6 +9,7 @@ import numpy as np
 
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import blas_threads, one_blas_thread, parallel_map
 from cme_dask.models.conformal import conformal_ends
 from cme_dask.models.events import Event, importable
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
@@ -33,8 +34,9 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
-_HELD = 1 << 22  # numbers of laws that are held at once, 32 MB
-_MOST_ROWS = 4096
+_HELD = 1 << 22  # numbers of laws that are held from one query to the next, 32 MB
+_AT_ONCE = 1 << 19  # numbers of laws that a query works on: they stay in cache
+_LEAST_ROWS, _MOST_ROWS = 512, 4096  # at once
 
 
 class ConditionalLaw:
@@ -83,7 +85,7 @@ class ConditionalLaw:
         self.model, self.reverse, self.points, self.functions = model, reverse, points, functions
         self.given, self.answered = (model.y, model.x) if reverse else (model.x, model.y)
         self._labels, self._law = labels, model.law(reverse)
-        self._everywhere: Any = None
+        self._laws: dict[tuple[int, int], Any] = {}  # at blocks of points
 
     def __reduce__(self) -> Any:
         functions = importable(self.functions)
@@ -531,29 +533,41 @@ class ConditionalLaw:
         *rows: Array,
         held: int = 0,
         at: Function | None = None,
+        threads: bool = True,
         **arguments: Any,
     ) -> FloatArray:
         """Answers at all points, block by block, of which each holds so many numbers per point.
 
         The query takes the law at the points of a block, or what ``at`` makes of them, and the
         rows of these arrays, one for each point, that belong to them. Its other arguments are the
-        same in all blocks.
+        same in all blocks. Blocks are shared among as many threads as BLAS would use.
         """
-        n, everywhere = len(self.points), slice(0, len(self.points))
-        step = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
-        result: Array = None
-        for start in range(0, max(n, 1), step):  # one empty block gives the shape for no points
+        n, result = len(self.points), None
+        most = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
+        step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), _LEAST_ROWS))
+
+        def fill(start: int) -> None:
+            nonlocal result
             here = slice(start, min(start + step, n))
-            if at is None and here == everywhere:  # evaluated once for all queries
-                if self._everywhere is None:
-                    self._everywhere = self._law.at(self.points)
-                there = self._everywhere
+            if at is None and n <= most:  # evaluated once for all queries
+                if (there := self._laws.get((start, step))) is None:
+                    there = self._laws[start, step] = self._law.at(self.points[here])
             else:
                 there = (at or self._law.at)(self.points[here])
             part = query(there, *(each[here] for each in rows), **arguments)
             if result is None:
                 result = np.empty((n, *part.shape[1:]))
             result[here] = part
+
+        fill(0)  # which gives the shape, also for no points
+        rest = range(step, n, step)
+        cores = blas_threads() if threads and len(rest) > 1 else 1
+        if cores == 1:
+            for start in rest:
+                fill(start)
+        else:
+            with one_blas_thread():
+                parallel_map(fill, rest, cores)
         return cast(FloatArray, result)
 
     def _positions(self, column: str | None = None) -> dict[str, int]:
@@ -609,7 +623,7 @@ class ConditionalLaw:
             query = self._law.average(
                 lambda y: function_values(function, y, name_of(f), truth=truth)[:, None]
             )
-        return self._fill(query)[:, 0]
+        return self._fill(query, threads=False)[:, 0]  # functions of users may not bear them
 
     def _function(self, f: Any) -> Function:
         if not isinstance(f, str):

@@ -212,8 +212,14 @@ class Functions(Protocol):
     def support(self, x: Array) -> Array:
         """How near the rows of x are to the pivots or landmarks, from 0 to 1, shape (n,)."""
 
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """From rows of x to their support by the first so many pivots of each basis, for many x."""
+
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
-        """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
+        """Functions x -> N(x)^T slope, shapes (n, q), of each of some slopes (m, q).
+
+        Made once, for many x and by any thread.
+        """
 
     def __call__(self, x: Array) -> Array:
         """Values at the rows of x, shape (n, m)."""
@@ -341,10 +347,25 @@ class NewtonBasis:
 
         1 at a pivot; nearly 0 far from all of them, where no data stand behind an answer.
         """
-        newton = self(x)
-        own = self.kernel.diagonal(x)
-        share = (newton * newton).sum(axis=1) / array_namespace(x).where(own > 0.0, own, 1.0)
-        return array_namespace(x).clip(share, 0.0, 1.0)
+        return self._share(self(x), x)
+
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support` by the first so many pivots, with what is solved for prepared once."""
+        points, factor = self.points[:count], self.factor[:count, :count]
+        steps = NewtonBasis(self.kernel, points, factor).evaluator(points).steps
+
+        def share(x: Array) -> Array:
+            functions = self.kernel.evaluator(points)  # of this thread
+            functions.steps = steps
+            return self._share(functions.values(x), x)
+
+        return share
+
+    def _share(self, newton: Array, x: Array) -> Array:
+        """|N(x)|^2 / k(x, x) from N(x), shape (n,)."""
+        xp, own = array_namespace(x), self.kernel.diagonal(x)
+        share = xp.sum(newton * newton, axis=1) / xp.where(own > 0.0, own, 1.0)
+        return xp.clip(share, 0.0, 1.0)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope = k(x, p) R^-T slope, shapes (n, q), of slopes (m, q).
@@ -352,31 +373,34 @@ class NewtonBasis:
         Solved for once and not at each x, unless rounding would then lose more than 1e-10 of
         |slope|, which bounds the functions over sqrt(sup k).
         """
+        if not any(slope.any() for slope in slopes):
+            return lambda x: [np.zeros((len(x), slope.shape[1])) for slope in slopes]
         # In one order in memory: the last bits of products depend on it, and files have one.
         slopes = tuple(map(np.ascontiguousarray, slopes))
         factor, top = np.ascontiguousarray(self.factor), self.kernel.upper_bound
-        coefs = [solve_triangular(factor, s, lower=True, trans=1) for s in slopes]
+        coefs = tuple(solve_triangular(factor, s, lower=True, trans=1) for s in slopes)
         rounding = np.inf if top is None else np.finfo(np.float64).eps * top
+        steps: Sequence[Step] = ()
         if not all(
             (rounding * np.abs(coef).sum(axis=0) <= _LOST * np.linalg.norm(slope, axis=0)).all()
             for coef, slope in zip(coefs, slopes, strict=True)
         ):
-
-            def products(x: Array) -> list[Array]:
-                newton = self(x)
-                return [newton @ slope for slope in slopes]
-
-            return products
-        functions = self.kernel.evaluator(self.points)
+            coefs, steps = slopes, self.evaluator(self.points).steps
 
         def combined(x: Array) -> list[Array]:
-            values = BlockValues(functions, self.rank)
+            functions = self.kernel.evaluator(self.points)  # of this thread
+            functions.steps = steps
             result = [np.empty((len(x), coef.shape[1])) for coef in coefs]
+            memory = np.empty(len(factor) * min(BLOCK, len(x)))
             for start in range(0, len(x), BLOCK):
-                here = slice(start, start + BLOCK)
-                block = values(x[here])
+                here = slice(start, min(start + BLOCK, len(x)))
+                count = here.stop - start
+                block = memory[: len(factor) * count].reshape(-1, count)
+                with without_copies():
+                    functions.load(np.ascontiguousarray(x[here]))
+                    functions.write(slice(0, count), block)
                 for coef, out in zip(coefs, result, strict=True):
-                    np.matmul(block, coef, out=out[here])
+                    np.matmul(block.T, coef, out=out[here])
             return result
 
         return combined
@@ -487,6 +511,10 @@ class FeatureBasis:
                 f"({x.shape[0]}, m), got an array of shape {tuple(values.shape)}"
             )
         return values
+
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support`: there are no pivots."""
+        return self.support
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> phi(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
@@ -636,6 +664,11 @@ class StackedNewton:
     def rank(self) -> int:
         """Number of pivots m of all."""
         return sum(part.rank for part in self.parts)
+
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support` by the first so many pivots of each, prepared for many x."""
+        each = [part.nearness(count) for part in self.parts]
+        return lambda x: np.mean([share(x) for share in each], axis=0)
 
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> N(x)^T slope, shapes (n, q), of slopes (m, q) on all of them."""

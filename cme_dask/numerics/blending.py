@@ -27,6 +27,7 @@ NEAR = 0.05
 """Effective support from which on laws are those near the data alone."""
 
 _ROUNDING = 1e-9
+_PIVOTS = 64  # at once
 _HELD = 1 << 21  # numbers at once, of atoms of both laws
 
 
@@ -47,19 +48,27 @@ def near_data(newton: Functions) -> Callable[[Array], Array]:
     The support takes a triangular solve for each row. Most rows do without: they are so near to a
     single pivot that its kernel section alone shows that the share is 1.
     """
-    parts = newton.parts
+    parts = [
+        (part.kernel, points, np.sqrt(part.kernel.diagonal(points)))
+        for part in newton.parts
+        for points in [np.asarray(part.points)]
+    ]
 
     def share(x: Array) -> Array:
-        least, open_ = np.zeros(len(x)), np.arange(len(x))
-        for part in parts:
-            points, kernel = np.asarray(part.points), part.kernel
-            own = np.sqrt(kernel.diagonal(x[open_]))[:, None] * np.sqrt(kernel.diagonal(points))
-            cosine = np.abs(kernel(x[open_], points))
-            cosine = np.divide(cosine, own, out=np.zeros_like(own), where=own > 0.0)
-            least[open_] += (1.0 - _ROUNDING) * cosine.max(axis=1) ** 2 / len(parts)
-            open_ = open_[least[open_] < NEAR]
-            if not len(open_):
-                return np.ones(len(x))
+        least, reached, open_ = np.zeros(len(x)), np.zeros(len(x)), np.arange(len(x))
+        for kernel, points, length in parts:
+            highest, own = np.zeros(len(x)), np.sqrt(kernel.diagonal(x))
+            for start in range(0, len(points), _PIVOTS):  # the first ones are near to most rows
+                here = slice(start, start + _PIVOTS)
+                norm = own[open_, None] * length[here]
+                cosine = np.abs(kernel(x[open_], points[here]))
+                cosine = np.divide(cosine, norm, out=np.zeros_like(norm), where=norm > 0.0)
+                highest[open_] = np.maximum(highest[open_], cosine.max(axis=1))
+                reached = least + (1.0 - _ROUNDING) * highest**2 / len(parts)
+                open_ = open_[reached[open_] < NEAR]
+                if not len(open_):
+                    return np.ones(len(x))
+            least = reached
         result = np.ones(len(x))
         result[open_] = share_near(newton.support(x[open_]))
         return result

@@ -6,10 +6,18 @@ from typing import Any, Self
 
 import numpy as np
 
+from cme_dask.kernels.base import is_a
+
 Array = Any
+Group = tuple[Array, Array, Array]
+"""Number of the value of each cell, cells in order of their values, and where each value begins."""
+
+NEAR_PIVOTS = 256
+"""Pivots of each basis that span the effective support of calibrations that are learned."""
 
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
 _ROWS = 256  # laws at once: what is made of them stays in cache
+_AT_ONCE = 64  # of those that are calibrated alone
 _STEPS = 25
 _CONVERGED = 1e-6
 
@@ -32,6 +40,9 @@ class Calibration:
     ----------
     exponents
         a and b, shape (2, d); zeros for columns of labels.
+    pivots
+        Number of pivots of each basis that span e; None for all of them. More cost what they
+        square to at each point, and tell near from far no better.
 
     Notes
     -----
@@ -41,6 +52,7 @@ class Calibration:
     """
 
     exponents: Array
+    pivots: int | None = None
 
     @property
     def columns(self) -> list[int]:
@@ -60,23 +72,26 @@ class Calibration:
             Effective support e of each law, shape (b,).
         """
         result = np.empty_like(weights)
-        flat = self.exponents[:, self.columns].ravel()
-        for here in _slices(len(weights)):
-            tilt = levels.features(weights[here]) @ flat * support[here, None]
+        exponents = self.exponents[:, self.columns]
+        for here in _slices(len(weights), _AT_ONCE):
+            tilt = levels.tilt(weights[here], exponents)
+            tilt *= support[here, None]
             result[here] = _tilted(weights[here], tilt)[0]
         return result
 
     def to_list(self) -> list[list[float]]:
-        """JSON form."""
+        """JSON form of the exponents."""
         return [[float(e) for e in row] for row in self.exponents]
 
     @classmethod
-    def from_list(cls, values: Any, width: int) -> Self:
+    def from_list(cls, values: Any, width: int, pivots: int | None = None) -> Self:
         """Inverse of :meth:`to_list`; ValueError on anything else than 2 x width finite numbers."""
         exponents = np.array(values, dtype=np.float64)
         if exponents.shape != (2, width) or not np.isfinite(exponents).all():
             raise ValueError(f"the calibration needs 2 x {width} finite exponents")
-        return cls(exponents)
+        if not (pivots is None or (is_a(pivots, int) and pivots > 0)):
+            raise ValueError(f"the calibration needs a positive number of pivots, got {pivots!r}")
+        return cls(exponents, pivots)
 
 
 class Levels:
@@ -92,24 +107,56 @@ class Levels:
 
     def __init__(self, means: Array, columns: Sequence[int]) -> None:
         result = (np.unique(means[:, j], return_inverse=True) for j in columns)
-        self._groups = [(inverse, len(values)) for values, inverse in result]
-        self._orders = [
-            (np.argsort(inverse, kind="stable"), np.searchsorted(np.sort(inverse), np.arange(size)))
-            for inverse, size in self._groups
+        every = np.arange(len(means))
+        # None where the cells are in the order of their values, as those of a single column are.
+        self._groups = [
+            None
+            if np.array_equal(group, every)
+            else (
+                group,
+                np.argsort(group, kind="stable"),
+                np.searchsorted(np.sort(group), np.arange(len(values))),
+            )
+            for values, group in result
         ]
 
     def features(self, weights: Array) -> Array:
         """Logarithms of F_j and of 1 - F_j, shape (b, S, 2 q), of laws (b, S)."""
         q = len(self._groups)
         result = np.empty((*weights.shape, 2 * q))
-        for j, ((group, _), (order, starts)) in enumerate(
-            zip(self._groups, self._orders, strict=True)
-        ):
-            masses = np.add.reduceat(weights[:, order], starts, axis=1)
-            level = np.clip(np.cumsum(masses, axis=1) - 0.5 * masses, _LEAST, 1.0 - _LEAST)
-            result[:, :, j] = np.log(level)[:, group]
-            result[:, :, q + j] = np.log1p(-level)[:, group]
+        for j, group in enumerate(self._groups):
+            below, above = self._logarithms(weights, group)
+            result[:, :, j], result[:, :, q + j] = _per_cell(below, group), _per_cell(above, group)
         return result
+
+    def tilt(self, weights: Array, exponents: Array) -> Array:
+        """Sums of these logarithms times exponents (2, q), shape (b, S)."""
+        result: Array = 0.0
+        for j, group in enumerate(self._groups):
+            below, above = self._logarithms(weights, group)
+            below *= exponents[0, j]
+            above *= exponents[1, j]
+            below += above
+            result = _per_cell(below, group) + result
+        return result
+
+    def _logarithms(self, weights: Array, group: Group | None) -> tuple[Array, Array]:
+        """Logarithms of F and of 1 - F at each value of a column, ascending."""
+        masses = weights
+        if group is not None:
+            _, order, starts = group
+            masses = np.add.reduceat(weights[:, order], starts, axis=1)
+        level = np.cumsum(masses, axis=1)
+        level -= 0.5 * masses
+        np.clip(level, _LEAST, 1.0 - _LEAST, out=level)
+        below = np.log(level)
+        np.subtract(1.0, level, out=level)  # not small, thus exact to rounding
+        return below, np.log(level, out=level)
+
+
+def _per_cell(values: Array, group: Group | None) -> Array:
+    """Of each cell that of its value, from those of the values of a column."""
+    return values if group is None else values[:, group[0]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,11 +300,15 @@ def _features(fold: HeldRows, levels: Levels) -> Iterator[tuple[slice, Array]]:
 
 def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
     """Laws w exp(tilt) over their sums, shape (b, S), and the logarithms of these, shape (b,)."""
-    top = np.where(weights > 0.0, tilt, -np.inf).max(axis=1, keepdims=True)
-    result = weights * np.exp(np.minimum(tilt - top, 0.0))
+    top = np.max(tilt, axis=1, where=weights > 0.0, initial=-np.inf, keepdims=True)
+    result = tilt - top
+    np.minimum(result, 0.0, out=result)
+    np.exp(result, out=result)
+    result *= weights
     sums = result.sum(axis=1, keepdims=True)
-    return result / sums, (top + np.log(sums))[:, 0]
+    result /= sums
+    return result, (top + np.log(sums))[:, 0]
 
 
-def _slices(n: int) -> Iterator[slice]:
-    return (slice(start, min(start + _ROWS, n)) for start in range(0, n, _ROWS))
+def _slices(n: int, step: int = _ROWS) -> Iterator[slice]:
+    return (slice(start, min(start + step, n)) for start in range(0, n, step))

@@ -1,7 +1,7 @@
 """Laws as measures: weights by projection, weighted atoms, distribution functions and quantiles."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from cme_dask.numerics.values import SLACK, ValueMap
 Array = Any
 
 _PROJECTED = 1 << 16  # values of the ratio at once: with what is made of them they stay in cache
+_SURPLUS = 64.0 * np.finfo(np.float64).eps  # of a sum of masses above 1, which is rounding
 
 
 def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
@@ -66,39 +67,58 @@ def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
         raise DataError("masses must be finite and non-negative, and one of them positive")
     if not np.isfinite(ratio).all():
         raise DataError("the density ratio holds NaN or infinity")
-    seen = np.flatnonzero(masses)
+    seen: Any = np.flatnonzero(masses)
+    if len(seen) == len(masses):
+        seen = slice(None)  # neither copied nor scattered
+    v, eps = masses[seen], np.finfo(np.float64).eps
     weights, threshold = np.zeros(ratio.shape), np.empty(len(ratio))
-    step = max(_PROJECTED // len(seen), 1)
-    v = masses[seen]
-    counted = np.stack([v, np.ones(len(v))], axis=1)
+    step = max(_PROJECTED // len(v), 1)
+    memory = np.empty((3, min(step, len(ratio)), len(v)))
     for start in range(0, len(ratio), step):
         here = slice(start, start + step)
         g = ratio[here, seen]
+        excess, above, active = memory[:, : len(g)]
         # Left of the root, whatever the sum rounds.
-        t = (g @ v - 1.0) / v.sum() - np.finfo(np.float64).eps * len(v) * np.abs(g).max(axis=1)
+        highest = g.max(axis=1)
+        largest = np.maximum(highest, -g.min(axis=1))
+        t = (g @ v - 1.0) / v.sum() - eps * len(v) * largest
         # The distance from t is updated: where g is huge, t itself can't tell it.
-        excess = g - t[:, None]
-        highest = excess.max(axis=1)
-        above, active = np.empty_like(excess), np.empty_like(excess)
+        np.subtract(g, t[:, None], out=excess)
+        highest -= t
         before = np.full(len(g), -1.0)
         while True:
             np.maximum(excess, 0.0, out=above)
-            np.greater(excess, 0.0, out=active)
-            mass, count = (active @ counted).T
-            if np.array_equal(count, before):
-                break
             with np.errstate(over="ignore"):
-                rise = (above @ v - 1.0) / mass
+                surplus = above @ v - 1.0
+            if (surplus <= _SURPLUS).all():
+                break
+            np.greater(excess, 0.0, out=active)
+            mass = active @ v
+            if np.array_equal(mass, before):
+                break
             # The highest stays above t, even where that is all that rounding leaves.
-            rise = np.clip(rise, 0.0, highest * (1.0 - 1e-15))
+            rise = np.clip(surplus / mass, 0.0, highest * (1.0 - 1e-15))
             excess -= rise[:, None]
             highest -= rise
             t += rise
-            before = count
+            before = mass
         above *= v
-        weights[here, seen] = above / above.sum(axis=1, keepdims=True)
+        weights[here, seen] = np.divide(above, above.sum(axis=1, keepdims=True), out=above)
         threshold[here] = t
     return weights, threshold
+
+
+def low_rank(values: Array) -> tuple[Array, Array]:
+    """Factors u (k, r), with orthonormal columns, and v (r, S) whose product is the values (k, S).
+
+    Of least rank r: each column of what is left out is shorter than the rounding of the spectral
+    norm of the values, 2.2e-16 of it.
+    """
+    u, scale, v = np.linalg.svd(values, full_matrices=False)
+    v *= scale[:, None]
+    left = np.sqrt(np.cumsum((v * v)[::-1], axis=0)[::-1].max(axis=1, initial=0.0))
+    rank = int((left > np.finfo(np.float64).eps * scale.max(initial=0.0)).sum())
+    return u[:, :rank], v[:rank]
 
 
 # Distribution functions and quantiles of mixtures of weighted atoms, many mixtures at once
@@ -106,6 +126,7 @@ def project(ratio: Array, masses: Array) -> tuple[Array, Array]:
 
 _HELD = 1 << 15  # numbers at once: they stay in cache
 _BIN = 32  # atoms; the search goes over bins, then within one
+_RUN = 16  # masses; the search goes over their sums, then within one
 
 
 def reported(cumulative: Array) -> Array:
@@ -140,6 +161,59 @@ def first_reaching(cumulative: Array, levels: Array) -> Array:
         missed = np.take_along_axis(cumulative, more - 1, axis=1) < needed
         index = np.where(missed, more, index)
     return index
+
+
+def first_of_sums(masses: Array, levels: Array) -> Array:
+    """:func:`first_reaching` of the sums of the first masses of each row, which are not all formed.
+
+    Parameters
+    ----------
+    masses
+        Non-negative, each row of sum 1, shape (b, S).
+    levels
+        In [0, 1], shape (b, k).
+
+    Returns
+    -------
+    indices : (b, k)
+
+    Notes
+    -----
+    A running sum waits for each addition. Sums of some neighbours, by a matrix product, do not:
+    the search goes over these, and then within one.
+    """
+    (b, size), rows = masses.shape, np.arange(len(masses))[:, None]
+    whole = size // _RUN
+    sums = np.empty((b, whole + 1))
+    runs = masses[:, : whole * _RUN].reshape(b, whole, _RUN)
+    np.matmul(runs, np.ones(_RUN), out=sums[:, :whole])
+    masses[:, whole * _RUN :].sum(axis=1, out=sums[:, whole])
+    np.cumsum(sums, axis=1, out=sums)
+    place = first_reaching(sums, levels)
+    start = _RUN * place
+    at = (start + size * rows)[:, :, None] + np.arange(_RUN)
+    inside = np.take(masses.reshape(-1), at, mode="clip")
+    if (place == whole).any():  # the last ones, after which come those of the next row
+        inside[np.broadcast_to(start[:, :, None] + np.arange(_RUN) >= size, at.shape)] = 0.0
+    return np.minimum(start + _within(sums, place, inside, levels), size - 1)
+
+
+@lru_cache
+def _upper(count: int) -> Array:
+    """Ones on and above the diagonal: masses times it are sums of the first ones."""
+    return np.triu(np.ones((count, count)))
+
+
+def _within(sums: Array, place: Array, masses: Array, levels: Array) -> Array:
+    """Which of the masses (b, k, r) in the place where sums (b, T) reach a level reaches it."""
+    before = np.take_along_axis(sums, np.maximum(place - 1, 0), axis=1)
+    before = np.where(place > 0, before, 0.0)
+    count = masses.shape[2]
+    partial = (masses.reshape(-1, count) @ _upper(count)).reshape(masses.shape)
+    partial += before[:, :, None]
+    reached = partial >= _needed(levels, partial[:, :, -1])[:, :, None]
+    reached &= masses > 0.0
+    return reached.argmax(axis=2)  # 0 where there is none
 
 
 def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Array]) -> Array:
@@ -374,14 +448,10 @@ class CellLaw:
         for j, column in enumerate(columns):
             values, cells, shares, bins = self.sorted_atoms(column)
             # The bin where the sum of masses reaches the level, then the atom within it.
-            cumulative = np.cumsum((bins @ np.ascontiguousarray(at.T)).T, axis=1)
-            place = first_reaching(cumulative, levels)
-            before = np.where(place > 0, cumulative[rows, place - 1], 0.0)
+            sums = np.cumsum((bins @ np.ascontiguousarray(at.T)).T, axis=1)
+            place = first_reaching(sums, levels)
             masses = at[rows[:, :, None], cells[place]] * shares[place]
-            within = before[:, :, None] + np.cumsum(masses, axis=2)
-            needed = _needed(levels, within[:, :, -1])
-            reached = (within >= needed[:, :, None]) & (masses > 0.0)
-            inner = np.where(reached.any(axis=2), reached.argmax(axis=2), 0)
+            inner = _within(sums, place, masses, levels)
             result[:, :, j] = values[np.minimum(place * _BIN + inner, len(values) - 1)]
         return result
 
@@ -503,6 +573,7 @@ class ShiftedLaw:
         self.cells, self._weigh, self._located = cells, weigh, located
         self._values = ValueMap.unknown(cells.means.shape[1]) if values is None else values
         self._order = np.argsort(cells.means, axis=0, kind="stable")
+        self._natural = np.arange(len(cells.masses))
         self.size, self.held = len(cells.masses), 4 * int(cells.means.size)
 
     def at(self, x: Array) -> Shifted:
@@ -541,11 +612,10 @@ class ShiftedLaw:
 
     def below(self, at: Shifted, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        t, order = np.broadcast_to(t, (len(at.weights), t.shape[-1])), self._order[:, column]
-        place = self.placing(column, at)
+        t, place = np.broadcast_to(t, (len(at.weights), t.shape[-1])), self.placing(column, at)
         # The search is among the very numbers that quantiles return.
-        position = first_true(t.shape, len(order), lambda atom: place(atom) > t)
-        sums = np.cumsum(at.weights[:, order], axis=1)
+        position = first_true(t.shape, self.size, lambda atom: place(atom) > t)
+        sums = np.cumsum(self._ordered(column, at.weights), axis=1)
         before = np.concatenate([np.zeros((len(t), 1)), sums], axis=1)
         return reported(np.take_along_axis(before, position, axis=1))
 
@@ -559,8 +629,8 @@ class ShiftedLaw:
         levels = np.broadcast_to(levels, (len(at.weights), len(levels)))
         result = np.empty((*levels.shape, len(columns)))
         for j, column in enumerate(columns):
-            sums = np.cumsum(at.weights[:, self._order[:, column]], axis=1)
-            result[:, :, j] = self.placing(column, at)(first_reaching(sums, levels))
+            atoms = first_of_sums(self._ordered(column, at.weights), levels)
+            result[:, :, j] = self.placing(column, at)(atoms)
         return result
 
     def crps(self, at: Shifted, y: Array, column: int) -> Array:
@@ -609,10 +679,15 @@ class ShiftedLaw:
 
     def ascending(self, column: int, at: Shifted) -> tuple[Array, Array]:
         """Masses of the atoms and their values in one column, in ascending order, shapes (b, S)."""
-        order = self._order[:, column]
-        every = np.broadcast_to(np.arange(len(order)), at.weights.shape)
+        every = np.broadcast_to(np.arange(self.size), at.weights.shape)
         # The coordinates of a column rise with it, so that moved atoms keep their order.
-        return at.weights[:, order], self.placing(column, at)(every)
+        return self._ordered(column, at.weights), self.placing(column, at)(every)
+
+    def _ordered(self, column: int, weights: Array) -> Array:
+        """Masses of the atoms in ascending order of a column, shape (b, S)."""
+        order = self._order[:, column]
+        # Cells of a single column are in this order already.
+        return weights if np.array_equal(order, self._natural) else weights[:, order]
 
     def placing(self, column: int, at: Shifted) -> Function:
         """From positions in ascending order (b, k) to the atoms' values there, ascending."""

@@ -112,6 +112,10 @@ class PartitionBasis:
         """B at the rows of x, shape (n, m): non-negative, with sum 1 to rounding."""
         return self.evaluator(x).values(x)
 
+    def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
+        """:meth:`support`: landmarks have no order."""
+        return self.support
+
     def combined(self, *slopes: Array) -> Callable[[Array], list[Array]]:
         """Functions x -> b(x)^T slope, shapes (n, q), of each of some slopes (m, q)."""
 
