@@ -71,4 +71,4 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"gallery": [], "changelog": [], "index": []}
+html_sidebars = {"gallery": [], "project/changelog": [], "index": []}

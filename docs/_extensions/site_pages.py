@@ -5,6 +5,7 @@ import re
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
 
 logger = logging.getLogger(__name__)
 
@@ -21,16 +22,10 @@ def formula(writer, node):
     raise nodes.SkipNode
 
 
-def links_from_the_root(app, relative_path, parent, content):
-    """Turn links of a page at the root of the repository into those of the page that includes it."""
-    content[0] = re.sub(r"\]\(docs/", "](", content[0])
-
-
 def links_to_the_root(app, docname, content):
-    """Turn links of a page in docs to pages at the root into those to the pages that include them."""
-    names = "CHANGELOG|CONTRIBUTING|SECURITY"
+    """Turn links to pages at the root of the repository into those to pages that include them."""
     content[0] = re.sub(
-        rf"\]\(\.\./({names})\.md", lambda m: f"]({m[1].lower()}.rst", content[0]
+        r"\]\(\.\./([A-Z]+)\.md", lambda link: f"](project/{link[1].lower()}.md", content[0]
     )
 
 
@@ -55,8 +50,6 @@ def find_by_its_end(app, env, node, target):
     if len(places) != 1:
         return None
     (docname, node_id) = places.pop()
-    from sphinx.util.nodes import make_refnode
-
     return make_refnode(app.builder, node["refdoc"], docname, node_id, target, node["reftarget"])
 
 
@@ -67,7 +60,6 @@ def without_markup(app, context, lines):
 
 def setup(app):
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
-    app.connect("include-read", links_from_the_root)
     app.connect("source-read", links_to_the_root)
     app.connect("autodoc-skip-member", skip_members_of_others)
     app.connect("missing-reference", find_by_its_end)
