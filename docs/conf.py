@@ -31,6 +31,7 @@ extensions = [
 templates_path = ["_templates"]
 exclude_patterns = ["_*"]
 nitpicky = True
+smartquotes_action = "qe"  # not dashes: options begin with two
 html_math_renderer = "mathml"
 
 # --- the Markdown pages, which are read on GitHub as well -------------------------------------------
@@ -44,6 +45,7 @@ copybutton_only_copy_prompt_lines = True
 # --- the reference ----------------------------------------------------------------------------------
 
 autosummary_generate = True
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False

@@ -54,8 +54,17 @@ def find_by_its_end(app, env, node, target):
 
 
 def without_markup(app, context, lines):
-    """Escape signs of the help of commands, which is plain text."""
-    lines[:] = [re.sub(r"([*|])", r"\\\1", line) for line in lines]
+    """Escape the help of commands, which is plain text; an address in it is only an example."""
+    for i, line in enumerate(lines):
+        if not line.lstrip().startswith(("..", ":", "|")):
+            lines[i] = re.sub(r"[*|]|(?<=\w):(?=//)", r"\\\g<0>", line)
+
+
+def examples_as_code(app, context, lines):
+    """Show the examples below the help of a command as commands, not as a paragraph."""
+    examples = [line.removeprefix("| ") for line in lines if line.startswith("| ")]
+    if examples and examples[0] == "Examples:":
+        lines[:] = ["Examples::", "", *(f"   {line.strip()}" for line in examples[1:]), ""]
 
 
 def setup(app):
@@ -63,6 +72,7 @@ def setup(app):
     app.connect("source-read", links_to_the_root)
     app.connect("autodoc-skip-member", skip_members_of_others)
     app.connect("missing-reference", find_by_its_end)
-    for part in ("description", "options", "arguments", "epilog"):
-        app.connect(f"sphinx-click-process-{part}", without_markup)
+    app.connect("sphinx-click-process-description", without_markup)
+    app.connect("sphinx-click-process-options", without_markup)
+    app.connect("sphinx-click-process-epilog", examples_as_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
