@@ -1,8 +1,8 @@
-"""Build the site into build/docs, with warnings as errors, and check its links: ``python3 run docs``.
+"""Build the site into build/docs, with warnings as errors, and check links: ``python3 run docs``.
 
-Sphinx refuses references and headings that do not exist. lychee then follows every link, picture and
-fragment in the pages as they were written; links to other sites have to be well-formed and encrypted,
-for they are not followed: a build needs no network.
+Sphinx refuses references and headings that do not exist. lychee then follows every link, picture
+and fragment in the pages as they were written. Links to other sites are not followed, for a build
+needs no network, but they have to be well-formed and encrypted.
 """
 
 import shutil

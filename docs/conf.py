@@ -4,7 +4,6 @@
 navigation, the reference from docstrings, and the pages that stand at the root of the repository.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -34,7 +33,7 @@ nitpicky = True
 smartquotes_action = "qe"  # not dashes: options begin with two
 html_math_renderer = "mathml"
 
-# --- the Markdown pages, which are read on GitHub as well -------------------------------------------
+# --- the Markdown pages, which are read on GitHub as well -----------------------------------------
 
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
@@ -42,7 +41,7 @@ copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 
-# --- the reference ----------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------
 
 autosummary_generate = True
 toc_object_entries_show_parents = "hide"
@@ -52,7 +51,7 @@ numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
 numpydoc_xref_param_type = False
 
-# --- the theme --------------------------------------------------------------------------------------
+# --- the theme ------------------------------------------------------------------------------------
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"cme_dask {release}"

@@ -68,7 +68,7 @@ def test_usage(args, code):
     text = done.stdout + done.stderr
     assert "python3 run COMMAND" in text
     if args != ["nope"]:
-        commands = ("demo", "test", "bench", "study", "slow", "lint", "exec --")
+        commands = ("demo", "test", "bench", "study", "slow", "docs", "package", "lint", "exec --")
         assert all(word in text for word in commands)
 
 

@@ -68,6 +68,7 @@ def examples_as_code(app, context, lines):
 
 
 def setup(app):
+    """Connect all of it to Sphinx."""
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("source-read", links_to_the_root)
     app.connect("autodoc-skip-member", skip_members_of_others)
