@@ -35,7 +35,7 @@ def fitted():
 
 def base():
     """Fit, ask, save and load; the command; and what is said where an extra is missing."""
-    import cme_dask
+    import cme_dask.errors
 
     assert "site-packages" in cme_dask.__file__
     fitted().save("sine.model")
@@ -48,9 +48,9 @@ def base():
     command("cme-dask", "fit", "s.zarr", "--out", "s.model", "--kernel", "median", "--tol", "1e-1")
     assert "y1" in command("cme-dask", "predict", "s.model", "--given", "x=0.3")
     try:
-        law.plot_fan("x0")
-    except ImportError as error:
-        assert "cme-dask[plot]" in str(error), error  # noqa: PT017
+        law.plot_density()
+    except cme_dask.errors.ResourceError as error:
+        assert "install cme-dask[plot]" in str(error), error  # noqa: PT017
     else:
         raise AssertionError("Matplotlib came without its extra")
 
@@ -59,9 +59,9 @@ def plot():
     from cme_dask import score_report
 
     law = fitted()
-    law.model_.plot_relevance().figure.savefig("relevance.png")
+    law.conditional([[-1.0], [0.0], [1.0]]).plot_density().figure.savefig("density.png")
     score_report(law, *sine(200), html="page.html")
-    assert Path("relevance.png").stat().st_size > 1000
+    assert Path("density.png").stat().st_size > 1000
     assert "<svg" in Path("page.html").read_text()
 
 
