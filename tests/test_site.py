@@ -109,7 +109,7 @@ def site():
     return Path(done.stdout.splitlines()[-1]).parent
 
 
-WIDE = """() => [...document.querySelectorAll('main img')].filter(
+BROKEN = """() => [...document.querySelectorAll('main img')].filter(
   image => image.complete && image.naturalWidth === 0).length"""
 
 
@@ -129,7 +129,7 @@ def test_a_browser_shows_all_pages_without_a_network(site, browser, width, schem
             continue
         page.goto(path.as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        assert page.evaluate(WIDE) == 0, path
+        assert page.evaluate(BROKEN) == 0, path
         assert page.evaluate("document.documentElement.dataset.theme") == scheme, path
     assert lost == []
     context.close()
