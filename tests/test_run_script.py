@@ -177,6 +177,19 @@ def test_exec_is_clean_of_the_callers_environment(small_root, monkeypatch, tmp_p
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
 
 
+@pytest.mark.parametrize("command", ["docs", "package"])
+def test_scripts_of_the_project_run_in_its_environment(small_root, command):
+    script = write(
+        small_root.ROOT / small_root.SCRIPTS[command],
+        "import sys; print(sys.executable, sys.argv[1:]); sys.exit(5)",
+    )
+    assert (ROOT / script.relative_to(small_root.ROOT)).is_file()
+    words = [sys.executable, small_root.ROOT / "run", command, "--extra", "plot"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    expected = f"{small_root.PYTHON} ['--extra', 'plot']\n"
+    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
+
+
 def test_exec_of_a_missing_command(small_root, capsys):
     assert small_root.main(["exec", "there-is-no-such-command"]) == 127
     assert "there-is-no-such-command: No such file" in capsys.readouterr().err
