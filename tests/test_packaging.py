@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -60,11 +59,10 @@ def test_every_extra_is_documented_and_tried():
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == EXTRAS.keys()
 
 
-def test_the_sdist_holds_what_its_tests_and_pages_need(tmp_path):
+def test_the_sdist_holds_what_its_tests_and_pages_need():
     builder = pytest.importorskip("hatchling.builders.sdist", reason="hatchling is not installed")
-    path = next(builder.SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))
-    with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+    files = builder.SdistBuilder(str(ROOT)).recurse_included_files()
+    names = {file.distribution_path for file in files}
     needed = ["run", "CITATION.cff", "CONTRIBUTING.md", "docs/conf.py", "docs/project/security.md"]
     needed += ["tests/public_api.txt", "conda/recipe.yaml", "packaging/tries.py", "LICENSE"]
     assert set(needed) <= names
