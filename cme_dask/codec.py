@@ -233,7 +233,9 @@ class Codec:
             return self.readers[first](_with_texts(data, arrays))
         choices = self._choices(hint)
         if choices:
-            name = next(iter(choices)) if len(choices) == 1 else _named(data)
+            # Files of versions that knew one kind do not name it: it is declared first.
+            name = None if len(choices) == 1 else _named(data)
+            name = name or next(iter(choices))
             if name not in choices:
                 raise _damaged(path, f"it should be one of {', '.join(choices)}, it is {name!r}")
             return self._object(choices[name], data, arrays, sizes, path, depth)

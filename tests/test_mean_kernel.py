@@ -173,7 +173,14 @@ def test_a_fit_takes_the_kernel_for_its_location(tmp_path):
     assert kernel.base.nu == 0.5
     told = model.model_.about["residual"]
     assert told["search"]["error"] < 0.05
-    assert told["search"].keys() == {"reg", "error", "absolute_error", "evaluations", "seconds"}
+    assert told["search"].keys() == {
+        "reg",
+        "error",
+        "absolute_error",
+        "law_error",
+        "evaluations",
+        "seconds",
+    }
     assert told["skill"][0] > 0.95
     assert model.n_passes_ == 2
     model.save(tmp_path / "m")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import kernels
+from cme_dask.learning.losses import pivots_of_few
 from cme_dask.numerics import cholesky
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import (
@@ -124,7 +125,7 @@ def test_given_pivots_without_copies_span_what_the_points_span(rng):
 
 def test_rows_that_span_no_more_end_the_choice():
     points = np.repeat(np.arange(5.0), 100)[:, None]
-    result = pivoted_cholesky(kernels.Gaussian(1.0), points, 0.0)
+    result = pivoted_cholesky(kernels.kernels.Gaussian(1.0), points, 0.0)
     assert len(result.pivots) == 5
     assert result.exhausted
     assert result.residual_trace[-1] < 1e-15
@@ -284,3 +285,25 @@ def test_rows_that_tell_nothing_of_others_are_not_fitted_in_vain(rng):
     limited = sampled_cholesky(GAUSSIAN, slow.row_sample(x), 0, 0.05, 20)
     assert len(limited.pivots) == 20
     assert not limited.reached
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("tol", "max_rank"), [(1e-3, 60), (1e-12, 20), (1e-12, 60)])
+def test_pivots_of_a_search_are_greedy_on_some_rows(rng, tol, max_rank, weighted):
+    points = rng.normal(size=(300, 2))
+    weights = rng.uniform(0.5, 2.0, 300) if weighted else np.ones(300)
+    pivots, factor = pivots_of_few(kernels.Gaussian(1.0), points, tol, max_rank, weights)
+    some = np.unique(np.linspace(0, 299, 2 * max_rank).astype(int))
+    expected = pivoted_cholesky(
+        kernels.Gaussian(1.0), points[some], tol, max_rank, weights=weights[some]
+    )
+    np.testing.assert_array_equal(pivots, some[expected.pivots])
+    np.testing.assert_allclose(factor, expected.factor, atol=1e-9)
+
+
+def test_pivots_of_a_search_leave_out_copies_and_rows_of_no_weight(rng):
+    points = np.repeat(rng.normal(size=(5, 1)), 20, axis=0)
+    weights = np.where(points[:, 0] == points[0, 0], 0.0, 1.0)
+    pivots, factor = pivots_of_few(kernels.Gaussian(1.0), points, 1e-12, 50, weights)
+    assert len(pivots) == len(factor) == 4
+    assert (weights[pivots] > 0.0).all()

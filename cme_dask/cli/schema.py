@@ -126,15 +126,16 @@ class TuningSection(_Section):
             "squared error of the events (validation).",
         )
     )
-    rows: Annotated[int, Flag(type=count)] = Field(4096, description="Rows used by the search.")
+    rows: Annotated[int, Flag(type=count)] = Field(2048, description="Rows used by the search.")
     max_rank: int | None = None
     evaluations: Annotated[
         int | None, Flag(type=click.IntRange(0), default="40, and 5 for each column")
     ] = Field(None, description="Pairs of kernels tried after the grid.")
     finalists: int | None = None
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
-        5, description="Number of learned kernels whose density ratios are averaged."
+        3, description="Number of learned kernels whose density ratios are averaged."
     )
+    trees: list[Literal["boosting", "forest"]] | None = None
 
     def tuning(self) -> Tuning:
         """As the estimators take it."""

@@ -332,7 +332,7 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
 
 
 class GivenLocation(NamedTuple):
-    """A location that the user gave.
+    """A location that is known before the pass: one that the user gave, or trees.
 
     Attributes
     ----------
@@ -342,11 +342,14 @@ class GivenLocation(NamedTuple):
         What it is, for the model and the plan.
     seconds
         What a regressor took to be fitted, else 0.
+    auto
+        Whether it is retained only where laws are better with it.
     """
 
     residuals: Residuals
     words: str
     seconds: float
+    auto: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,7 +392,7 @@ class FitContext:
     mean
         The kernel of x that was learned for the location, if one was.
     given
-        A location that the user gave, or None.
+        A location that is known before the pass, or None.
     run_pass
         Makes the pass of the moments: :func:`run_pass`, or what makes it together with that of
         another fit.

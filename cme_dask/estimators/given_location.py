@@ -16,6 +16,7 @@ from cme_dask.data.store import brief
 from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
+from cme_dask.learning.trees import tree_mean
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import (
     ColumnMean,
@@ -23,6 +24,7 @@ from cme_dask.numerics.given_location import (
     RegressorMean,
     RegressorResiduals,
 )
+from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.progress import StepBegan
 
 Array = Any
@@ -132,8 +134,11 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
         )
     template, name = _template(value, q, context.seed), type(value).__name__
 
-    def fitted(selected: Array) -> RegressorMean:
-        return RegressorMean(_fit(template, rows, selected, name), name, (d, q), covariate)
+    def fitted(selected: Array) -> RegressorMean | TreeMean:
+        regressor = _fit(template, rows, selected, name)
+        # Trees can be saved.
+        trees = tree_mean(regressor, (d, q), covariate=covariate)
+        return RegressorMean(regressor, name, (d, q), covariate) if trees is None else trees
 
     every = np.ones(len(rows), dtype=bool)
     whole = fitted(every)
@@ -144,8 +149,12 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
         each[fold] = fitted(folds != fold)
     result = RegressorResiduals(whole, tuple(each), "")
     values = result.held_out(rows.parts[0], folds), whole(rows.parts[0])
-    digest = hashlib.sha256(b"".join(map(np.ndarray.tobytes, values))).hexdigest()
-    return RegressorResiduals(whole, tuple(each), digest)
+    return RegressorResiduals(whole, tuple(each), digest_of(values))
+
+
+def digest_of(predictions: Sequence[Array]) -> str:
+    """A fingerprint of predictions."""
+    return hashlib.sha256(b"".join(map(np.ndarray.tobytes, predictions))).hexdigest()
 
 
 def _template(value: Any, q: int, seed: int) -> Any:

@@ -136,7 +136,8 @@ class JointDistribution(JointFit):
         more than one standard error, and tries it where kernels are learned, for numeric columns of
         y with more than two distinct values, under ``none`` or ``normalized``. Where the row sample
         does not hold all rows, it decides before the first pass whether there will be a second one:
-        its refits have to gain two standard errors.
+        its refits have to gain two standard errors. Where regression trees (``tuning.trees``)
+        predict better on the row sample, they are the location, and there is no second pass.
     location : str, sequence of str or regressor, optional
         A location mu(x) of your own in place of the ridge regression. The name of a column of x
         that holds predictions of y, made by a model that was not fitted on these rows (of several
@@ -144,7 +145,8 @@ class JointDistribution(JointFit):
         row sample and, for the residuals, to the row sample without each fold. Both models, of
         (x, y) and of (x, e), then come from one pass, and the location is kept whatever it gains,
         which ``model_.about["residual"]`` holds. Laws of residuals are given the predictions as
-        well as x, unless ``kernel_x`` is. A model whose location is a regressor cannot be saved.
+        well as x, unless ``kernel_x`` is. A model whose location is a regressor can only be saved
+        if that is one of scikit-learn's trees, forests or gradient boosting.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see

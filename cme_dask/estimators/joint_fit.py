@@ -19,6 +19,7 @@ from cme_dask.estimators.growing import (
     different_functions,
     functions_of_first_call,
 )
+from cme_dask.estimators.locating import search_location
 from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.tuned import (
@@ -27,7 +28,6 @@ from cme_dask.estimators.tuned import (
     FeatureMoments,
     describe_search,
     search_kernels,
-    search_location,
 )
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
@@ -169,7 +169,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
         if residual and not given and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
         if residual and not given and x is None:
-            context = search_location(context, context.scores)
+            context = search_location(context, context.scores, self._tuning.trees)
         if context.scores is not None and context.events is not None:
             context = replace(context, events=Mapped(context.scores, context.events))
         return replace(context, residual=residual, calibration=calibration, conformal=conformal)

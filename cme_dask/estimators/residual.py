@@ -18,6 +18,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
+from cme_dask.estimators.locating import regression, sampled_moments
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
     RESIDUAL_FINALISTS,
@@ -32,16 +33,16 @@ from cme_dask.estimators.steps import (
     SECOND,
     SECOND_PASS,
     SOLUTION,
+    TOGETHER,
 )
-from cme_dask.estimators.tuned import FeatureMoments, search_kernels
+from cme_dask.estimators.tuned import search_kernels
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.given_location import of_both
-from cme_dask.numerics.location import FittedMeanFunction, Residuals, fit_mean_function
-from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
+from cme_dask.numerics.location import FittedMeanFunction, Residuals
 from cme_dask.numerics.reduction import Cost, Reduction
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
@@ -52,8 +53,6 @@ Array = Any
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
-_LOCATION_ROWS = 1 << 13  # of the row sample, for the location of a screening, and its pivots
-_LOCATION_RANK = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +87,11 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
         return None
     _report(context, LOCATION)
     with one_blas_thread():
-        sides, moments = _sampled_moments(context)
+        sides, moments = sampled_moments(context)
         if len(moments.held_out_folds) < 2:
             _report(context, PIVOTS)
             return None
-        location = _location(context, [(sides, moments)])
+        location = regression(context, [(sides, moments)])
     metadata = _described(context, location) | {"decided": "row sample"}
     second: FitContext | None = None
     if location.skill.max() >= _SKILL:
@@ -157,7 +156,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
         _report(context, LOCATION)
     with one_blas_thread():
         of_members = [(sides, moments) for sides, moments, _, _ in each]
-        location = _location(context, result.for_location or of_members)
+        location = regression(context, result.for_location or of_members)
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
@@ -196,6 +195,8 @@ def _given_fit(
     far from the data.
     """
     residuals = given.residuals
+    if given.auto and context.progress is not None:
+        context.progress(StepBegan(SEARCH, 1.0, order=TOGETHER))
     _report(context, SECOND + SEARCH)
     second = _second_context(fit, context, residuals)
     _report(context, SECOND + PIVOTS)
@@ -242,7 +243,12 @@ def _given_fit(
     _report(context, DECISION)
     with one_blas_thread():
         gain = _final_gain(context, result, second, of_residuals, residuals)
-    metadata = {"kept": True, "decided": "given", "location": given.words, **_figures(gain)}
+    metadata = {
+        "kept": gain.pays or not given.auto,
+        "decided": "all rows" if given.auto else "given",
+        "location": given.words,
+        **_figures(gain),
+    }
     located = LocatedFit(second, of_residuals, residuals)
     return _with_location(result, located, metadata, result.measured.passes)
 
@@ -284,24 +290,6 @@ def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, A
     }
 
 
-def _sampled_moments(
-    context: FitContext,
-) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
-    """Moments by fold of rows of the row sample, on a smaller basis of the kernel of x."""
-    rows = context.rows.prefix(_LOCATION_ROWS)
-    # Of y only the functions are needed, so that one pivot is enough.
-    kernels = (
-        context.kernels[0] if context.mean is None else context.mean.kernel,
-        context.kernels[1],
-    )
-    ranks = _LOCATION_RANK, 1
-    each = zip(kernels, ranks, strict=True)
-    bases = [context.basis_of_few(i, kernel, rank) for i, (kernel, rank) in enumerate(each)]
-    spec = context.moments_on(bases)
-    folds = rows.folds(context.sample.folding, context.n_folds)
-    return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
-
-
 def _figures(gain: Gain) -> dict[str, Any]:
     return {
         "crps": [gain.plain, gain.residual],
@@ -309,25 +297,6 @@ def _figures(gain: Gain) -> dict[str, Any]:
         "std": gain.std if np.isfinite(gain.std) else None,
         "rows": gain.rows,
     }
-
-
-def _location(
-    context: FitContext,
-    candidates: Sequence[FeatureMoments],
-) -> FittedMeanFunction:
-    """The location that explains most of unseen rows, among those on the bases of x given."""
-    columns, scores = context.sample.columns, context.scores
-    first = 0 if scores is None else len(candidates[0][0][1].names)
-    here = slice(first, first + len(columns[1].names))
-    x = context.rows.parts[0]
-    # Codes of labels have no trend: an empty range.
-    labels = np.array(columns[0].categorical)
-    within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    locations = (
-        fit_mean_function(moments, sides[0].basis, here, scores, within=within)
-        for sides, moments in candidates
-    )
-    return max(locations, key=lambda each: float(each.skill.sum()))
 
 
 def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:

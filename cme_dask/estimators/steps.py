@@ -214,6 +214,19 @@ _OPENING = LOCATION, PIVOTS, PASS, SECOND + SEARCH, SECOND + PIVOTS, SECOND + SO
 """Steps from which on reports are those of the first fit, or of the second one."""
 
 
+TOGETHER = (
+    SECOND + SEARCH,
+    SECOND + PIVOTS,
+    PIVOTS,
+    PASS,
+    LEFT_OUT,
+    SOLUTION,
+    SECOND + SOLUTION,
+    DECISION,
+)
+"""Steps after the search of a fit whose location is known then: both fits share the pass."""
+
+
 class StepReports:
     """The ``progress`` that a fit hands down: reports of its parts become events of the whole.
 
@@ -243,6 +256,8 @@ class StepReports:
         """Take the report of a part."""
         if isinstance(detail, StepBegan):
             self._target.leave_out(detail.without)
+            if detail.order:
+                self._target.follow(detail.order)
             if detail.key == PIVOTS:
                 self._target.confirm()
             if detail.key in _OPENING:

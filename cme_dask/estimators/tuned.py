@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,12 +11,11 @@ from cme_dask.display import brief_repr
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
-from cme_dask.kernels import Kernel, Transform
+from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
-from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
-from cme_dask.learning.regression import learn_mean, regression_bytes
+from cme_dask.learning.regression import regression_bytes
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
@@ -143,29 +141,6 @@ def search_kernels(
         averages=solver.constraint.averages,
         events=search.functions if solver.constraint.averages else None,
     )
-
-
-def search_location(context: FitContext, scores: Transform | None) -> FitContext:
-    """The context with the kernel of x that was learned for the location of y, and its coordinates.
-
-    This kernel predicts y alone, where those of density ratios serve all that depends on x.
-
-    Parameters
-    ----------
-    context
-        With the search for the other kernels.
-    scores
-        Normal scores of y, if their location may be better than that of y: whichever predicts y
-        itself with the smaller absolute error is taken.
-    """
-    rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
-    x, y = rows.parts
-    folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
-    learned = partial(learn_mean, x, y, rows.importance, columns.categorical, folds)
-    of_y, of_scores = learned(), None if scores is None else learned(scores)
-    if of_y is None or (of_scores and of_scores.absolute_error < of_y.absolute_error):
-        return replace(context, mean=of_scores, scores=scores)
-    return replace(context, mean=of_y, scores=None)
 
 
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:

@@ -24,6 +24,9 @@ Array = Any
 FORMS = ("standard", "scores")
 """Coordinates of numeric columns: in standard deviations, or normal scores."""
 
+TREES = ("boosting", "forest")
+"""Regression trees that may be the location of y."""
+
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
 
 
@@ -49,6 +52,9 @@ class Tuning:
         Candidates whose moments are made of all rows.
     averaged
         Best of them whose density ratios are averaged.
+    trees
+        Regression trees that are compared with the ridge regression as the location of y:
+        ``"boosting"`` and ``"forest"``, or none, ``()``.
     """
 
     criterion: str = "auto"
@@ -57,6 +63,7 @@ class Tuning:
     evaluations: int | None = None
     finalists: int = 4
     averaged: int = 3
+    trees: tuple[str, ...] = TREES
 
     def settled(self, columns_y: int) -> "Tuning":
         """The same search with the criterion that ``auto`` stands for.
@@ -79,6 +86,10 @@ class Tuning:
             raise DataError(
                 f"criterion must be one of {', '.join(CRITERIA)}, got {self.criterion!r}"
             )
+        names: Any = self.trees
+        if isinstance(names, str) or not isinstance(names, Sequence) or set(names) - set(TREES):
+            raise DataError(f"trees must be a list of names among {TREES}, got {names!r}")
+        object.__setattr__(self, "trees", tuple(names))
         least = {"rows": 50, "max_rank": 2, "evaluations": 0, "finalists": 1, "averaged": 1}
         for name, low in least.items():
             value = getattr(self, name)

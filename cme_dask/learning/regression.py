@@ -16,6 +16,7 @@ from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.learning.candidates import FORMS, KernelPoint, SearchedVariable
+from cme_dask.numerics.scoring import law_error
 
 Array = Any
 
@@ -135,6 +136,8 @@ class MeanKernel:
         Held-out squared error there, in variances of the targets: the mean over them.
     absolute_error
         Held-out absolute error of y, in its standard deviations: the mean over its columns.
+    law_error
+        That of laws of y given what is predicted on held-out folds, see :func:`law_error`.
     evaluations
         Errors that were computed.
     seconds
@@ -145,6 +148,7 @@ class MeanKernel:
     reg: float
     error: float
     absolute_error: float
+    law_error: float
     evaluations: int
     seconds: float
 
@@ -218,14 +222,15 @@ def learn_mean(
     predicted[:, spread > 0.0] -= missed * spread[spread > 0.0]
     if transform is not None:
         predicted = transform.inverse()(predicted)
-    away = stage.weights @ np.abs(y[stage.order] - predicted)
-    unit = _deviations(y, weights)
+    y = y[stage.order]
+    away, unit = stage.weights @ np.abs(y - predicted), _deviations(y, stage.weights)
     error, point, reg = learned
     return MeanKernel(
         descent.variable.kernels.kernel(point),
         reg,
         math.exp(error),
         float((away[unit > 0.0] / unit[unit > 0.0]).mean()),
+        law_error(predicted, y, stage.weights),
         descent.evaluations,
         time.perf_counter() - begin,
     )

@@ -18,13 +18,15 @@ from cme_dask.data.store import brief
 from cme_dask.errors import DataError, StoreError
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.numerics.basis import Basis, FeatureBasis, NewtonBasis
+from cme_dask.numerics.location import MeanFunction
 from cme_dask.numerics.partition import PartitionBasis
 
 Array = Any
 Custom = dict[str, Kernel] | None
 """Users' own kernels by name."""
 
-_FILLS_IN = 2  # version of model files from which on columns may be filled in
+_LATER = 2  # version of files whose models fill in columns, or have other locations than ridge
+_RIDGE = MeanFunction.__name__
 _LABEL = 10  # letters of the labels of ``repr``, at least
 
 
@@ -56,7 +58,7 @@ class Model(ABC):
         """Plain arrays and JSON values."""
         arrays: dict[str, Array] = {}
         description = _codec(None).encode(self, arrays)
-        version = _FILLS_IN if _fills_in(description) else 1
+        version = _LATER if _is_later(description) else 1
         return ModelState(type(self).__name__, description, arrays, version)
 
     @classmethod
@@ -100,11 +102,13 @@ class Model(ABC):
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
-def _fills_in(description: Any) -> bool:
-    """Whether the columns of a model say what takes the place of missing values."""
+def _is_later(description: Any) -> bool:
+    """Whether columns say what takes the place of missing values, or a location is no ridge."""
     if not isinstance(description, dict):
         return False
-    return "imputation" in description or any(map(_fills_in, description.values()))
+    other = description.get("location", {})
+    other = isinstance(other, dict) and other.get("type", _RIDGE) != _RIDGE
+    return other or "imputation" in description or any(map(_is_later, description.values()))
 
 
 def check_about(model: Model) -> None:

@@ -12,6 +12,7 @@ from cme_dask.models.base import check_about
 from cme_dask.numerics.given_location import ColumnMean, RegressorMean
 from cme_dask.numerics.location import MeanFunction, given_of
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
+from cme_dask.numerics.trees import TreeMean
 
 if TYPE_CHECKING:
     from cme_dask.models.joint import JointModel
@@ -30,8 +31,9 @@ class LocationModel:
     Attributes
     ----------
     location
-        mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y: learned, or the columns
-        or the regressor that were given. A regressor lives in memory alone.
+        mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y: a ridge regression,
+        trees, or the columns or the regressor that were given. A regressor that is no sum of trees
+        lives in memory alone.
     model
         Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
         predictions are covariates of the residuals.
@@ -39,13 +41,14 @@ class LocationModel:
         z(y) of each column; None for z = y.
     """
 
-    location: MeanFunction | ColumnMean | RegressorMean
+    location: MeanFunction | ColumnMean | TreeMean | RegressorMean
     model: "JointModel"
     transform: Transform | None = None
 
     def _validate(self) -> None:
         """DataError unless the parts belong together."""
         (d, q), model, transform = self.location.widths, self.model, self.transform
+        d += q * self.location.covariate
         if (len(model.x.columns.names), len(model.y.columns.names)) != (d, q):
             raise DataError("its columns are not those of the model")
         if model.residual is not None or model.y.columns.categories:

@@ -10,6 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.reduction import OfParts, Reduction
+from cme_dask.numerics.trees import TreeMean
 
 Array = Any
 
@@ -153,8 +154,8 @@ class RegressorResiduals(Residuals):
         A fingerprint of their predictions, by which checkpoints recognise them.
     """
 
-    location: RegressorMean
-    each: tuple[RegressorMean, ...]
+    location: RegressorMean | TreeMean
+    each: tuple[RegressorMean | TreeMean, ...]
     token: str
     transform: Transform | None = None
 

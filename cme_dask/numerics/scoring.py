@@ -18,6 +18,8 @@ from cme_dask.kernels.transforms import Transform
 
 Array = Any
 
+_NEIGHBOURS = 60  # rows that a law given predictions is made of
+
 
 def sorted_crps(weights: Array, atoms: Array, y: Array) -> Array:
     """CRPS of ascending atoms (S,), or (b, S), of weights (b, S) at y (b,); shape (b,).
@@ -407,3 +409,50 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     at = np.searchsorted(mass, (np.arange(count) + 0.5) / count * mass[-1])
     result = np.unique(values[order][np.minimum(at, len(values) - 1)])
     return result[:-1] if len(result) > 1 and result[-1] == values.max() else result
+
+
+def law_error(predicted: Array, y: Array, weights: Array) -> float:
+    r"""CRPS of laws of y given nothing but predictions, over that of the marginal law of y.
+
+    The law at a row is that of its prediction and the residuals of the rows whose predictions are
+    nearest, the row itself left out: a prediction may be biased or uncertain in some places more
+    than in others, as what is learned of residuals later will make up for.
+
+    Parameters
+    ----------
+    predicted, y
+        Shape (n, q).
+    weights
+        Shape (n,), at least 0.
+
+    Returns
+    -------
+    float
+        Mean over the columns that vary; 0 if none does.
+    """
+    result = []
+    for m, column in zip(predicted.T, y.T, strict=True):
+        if np.ptp(column) == 0.0:
+            continue
+        order = np.argsort(m, kind="stable")
+        e, w = (column - m)[order], weights[order]
+        n = len(e)
+        size = min(_NEIGHBOURS, n - 1)
+        first = np.clip(np.arange(n) - size // 2, 0, n - size - 1)
+        at = first[:, None] + np.arange(size + 1)
+        own = at == np.arange(n)[:, None]
+        atoms, mass = e[at], np.where(own, 0.0, w[at])
+        mass /= np.maximum(mass.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+        away = np.einsum("ij,ij->i", mass, np.abs(atoms - e[:, None]))
+        crps = away - _half_difference(atoms, mass)
+        marginal = _half_difference(column[None], weights[None] / weights.sum())[0]
+        result.append(float(w @ crps / w.sum() / marginal))
+    return float(np.mean(result)) if result else 0.0
+
+
+def _half_difference(atoms: Array, mass: Array) -> Array:
+    """E |e - e'| / 2 of laws with these atoms, both of shape (n, S), shape (n,)."""
+    order = np.argsort(atoms, axis=1, kind="stable")
+    share = np.cumsum(np.take_along_axis(mass, order, 1), axis=1)[:, :-1]
+    steps = np.diff(np.take_along_axis(atoms, order, 1), axis=1)
+    return np.einsum("ij,ij->i", share * (1.0 - share), steps)

@@ -87,12 +87,14 @@ def pass_event(name: str, rows: int, rows_total: int, seconds: float) -> Event:
 class StepBegan:
     """A step that has begun, or is so far; ``key`` is that of a :class:`Step`.
 
-    ``without`` lists later steps that are now known not to come.
+    ``without`` lists later steps that are now known not to come; ``order``, where it is known only
+    now, all that come after this one.
     """
 
     key: str
     share: float = 0.0
     without: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,12 @@ class FitProgress:
         client: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._steps, self._listener, self._client, self._clock = steps, listener, client, clock
+        self._steps, self._listener, self._client, self._clock = (
+            list(steps),
+            listener,
+            client,
+            clock,
+        )
         self._begin = self._began = clock()
         self._at, self._share, self._from, self._done = 0, 0.0, 0.0, 0.0
         self._measured: dict[str, float] = {}
@@ -184,6 +191,11 @@ class FitProgress:
         """Expect that these steps do not come."""
         for key in keys:
             self._costs[key] = self._ratios[key] = self._known[key] = 0.0
+
+    def follow(self, keys: Sequence[str]) -> None:
+        """Expect these steps after the present one, in this order, and no others."""
+        later = {step.key: step for step in self._steps[self._at + 1 :]}
+        self._steps[self._at + 1 :] = [later[key] for key in keys if key in later]
 
     def confirm(self) -> None:
         """Expect all steps that are not left out to come for certain."""

@@ -1,0 +1,140 @@
+"""The location of y given x that a fit tries: a ridge regression, or regression trees.
+
+Both are compared on the row sample, before the pass: a ridge regression on a kernel that is learned
+for it, whose coefficients come from the moments of all rows, and trees, which are learned on the
+row sample alone.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cme_dask.estimators.context import FitContext, GivenLocation
+from cme_dask.estimators.given_location import digest_of
+from cme_dask.estimators.tuned import FOLDS, FeatureMoments
+from cme_dask.kernels import Transform
+from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
+from cme_dask.learning.regression import MeanKernel, learn_mean
+from cme_dask.learning.trees import (
+    KINDS,
+    TrainingRows,
+    better_trees,
+    fitted_to_all,
+)
+from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.given_location import RegressorResiduals
+from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
+from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
+from cme_dask.numerics.scoring import law_error
+
+_ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
+_RANK = 200
+_LEAST_ROWS = 100  # that trees are learned on
+
+
+def search_location(
+    context: FitContext, scores: Transform | None, kinds: Sequence[str]
+) -> FitContext:
+    """The context with the location of y that is tried.
+
+    It is a kernel of x that was learned for a ridge regression, and the coordinates of y; or trees,
+    as a location that is known before the pass.
+
+    Parameters
+    ----------
+    context
+        With the search for the other kernels.
+    scores
+        Normal scores of y, if their location may be better than that of y: whichever predicts y
+        itself with the smaller absolute error is taken.
+    kinds
+        Trees that are tried.
+    """
+    rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
+    x, y = rows.parts
+    folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
+    learned = partial(learn_mean, x, y, rows.importance, columns.categorical, folds)
+    of_y, of_scores = learned(), None if scores is None else learned(scores)
+    if of_y is None or (of_scores and of_scores.absolute_error < of_y.absolute_error):
+        context = replace(context, mean=of_scores, scores=scores)
+    else:
+        context = replace(context, mean=of_y, scores=None)
+    trees = _trees(context, kinds)
+    return context if trees is None else replace(context, given=trees, mean=None, scores=None)
+
+
+def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
+    """The trees, if they predict better than the ridge regression."""
+    sample, ridge = context.sample, context.mean
+    rows = context.rows
+    if ridge is None or not kinds or len(rows) < _LEAST_ROWS:
+        return None
+    begin = time.perf_counter()
+    x, y = rows.parts
+    training = TrainingRows(
+        x,
+        y,
+        rows.importance,
+        rows.folds(sample.folding, context.n_folds),
+        context.n_folds,
+        context.seed,
+        context.executor.cores,
+    )
+    found = better_trees(training, kinds, partial(_ridge_error, context, ridge))
+    if found is None:
+        return None
+    whole = fitted_to_all(found, training)
+    digest = digest_of([found.predicted, whole(training.x[:_ROWS])])
+    residuals = RegressorResiduals(whole, found.each, digest)
+    words = KINDS[found.kind].words
+    return GivenLocation(residuals, words, time.perf_counter() - begin, auto=True)
+
+
+def _ridge_error(context: FitContext, ridge: MeanKernel, rows: TrainingRows) -> float:
+    """The error of laws given the ridge regression at these rows."""
+    if len(rows.x) <= max(REGRESSION_ROWS):
+        return ridge.law_error
+    with one_blas_thread():
+        sides, moments = sampled_moments(context, context.rows.prefix(len(rows.x)))
+        residuals = regression(context, [(sides, moments)]).residuals
+    z = residuals.held_out(rows.x, rows.folds)
+    predicted = z if context.scores is None else context.scores.inverse()(z)
+    return law_error(predicted, rows.y, rows.weights)
+
+
+def sampled_moments(
+    context: FitContext, rows: RowSample | None = None
+) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
+    """Moments by fold of rows of the row sample, on a smaller basis of the kernel of x."""
+    rows = context.rows.prefix(_ROWS) if rows is None else rows
+    # Of y only the functions are needed, so that one pivot is enough.
+    kernels = (
+        context.kernels[0] if context.mean is None else context.mean.kernel,
+        context.kernels[1],
+    )
+    ranks = _RANK, 1
+    each = zip(kernels, ranks, strict=True)
+    bases = [context.basis_of_few(i, kernel, rank) for i, (kernel, rank) in enumerate(each)]
+    spec = context.moments_on(bases)
+    folds = rows.folds(context.sample.folding, context.n_folds)
+    return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
+
+
+def regression(context: FitContext, candidates: Sequence[FeatureMoments]) -> FittedMeanFunction:
+    """The location that explains most of unseen rows, among those on the bases of x given."""
+    columns, scores = context.sample.columns, context.scores
+    first = 0 if scores is None else len(candidates[0][0][1].names)
+    here = slice(first, first + len(columns[1].names))
+    x = context.rows.parts[0]
+    # Codes of labels have no trend: an empty range.
+    labels = np.array(columns[0].categorical)
+    within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
+    locations = (
+        fit_mean_function(moments, sides[0].basis, here, scores, within=within)
+        for sides, moments in candidates
+    )
+    return max(locations, key=lambda each: float(each.skill.sum()))

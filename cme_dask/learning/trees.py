@@ -1,0 +1,373 @@
+"""Regression trees as locations of y given x: learned on a row sample, compared with a ridge.
+
+Scikit-learn's trees are imported where they are needed: answers of models do not need them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.trees import Tree, TreeMean
+
+Array = Any
+
+ROWS = (1000, 8192)
+"""Rows on which all kinds are tried, and on which those that may be best are."""
+
+PARTS = 5
+"""Fits that a cross-fit takes: folds are left out in pairs, or as they are where they are fewer."""
+
+_STEPS, _LENGTH, _MORE = 150, 0.1, 450  # of boosting; more of them where all of these are used
+_QUICK = 0.3  # share of the steps of a trial, which are longer, and of the trees of a forest
+_TRIAL_PARTS = 3
+_LEAF = 10  # rows of a leaf of boosting, at least
+_FOREST = 100  # trees
+_LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
+_LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
+_FAR = 1.15  # times the least error on few rows: too far behind to be tried on more
+_BETTER = 0.99  # times the error of a ridge regression: clearly better
+
+
+# From scikit-learn's trees to arrays
+
+
+def tree_mean(
+    regressor: Any, widths: tuple[int, int], *, covariate: bool, steps: int | None = None
+) -> TreeMean | None:
+    """A fitted regressor as arrays, if it is a sum of regression trees; else None.
+
+    Parameters
+    ----------
+    regressor
+        Of scikit-learn: a decision tree, a forest, gradient boosting, gradient boosting on
+        histograms without categories, or one of these for each column of y.
+    widths
+        Numbers d and q of the columns of x and of y.
+    covariate
+        See :class:`TreeMean`.
+    steps
+        Of boosting on histograms, as many as count; default all.
+    """
+    from sklearn.multioutput import MultiOutputRegressor
+
+    name, (d, q) = type(regressor).__name__, widths
+    if isinstance(regressor, MultiOutputRegressor):
+        each = [
+            tree_mean(one, (d, 1), covariate=covariate, steps=steps)
+            for one in regressor.estimators_
+        ]
+        return None if None in each else _stacked(each, covariate)  # type: ignore[arg-type]
+    found = _trees(regressor, q, steps)
+    if found is None:
+        return None
+    constant, trees, single = found
+    return TreeMean.of(name, d, constant, trees, single=single, covariate=covariate)
+
+
+def _trees(regressor: Any, q: int, steps: int | None) -> tuple[Array, list[Tree], bool] | None:
+    """The constant, the trees, and whether they compare float32."""
+    from sklearn import ensemble
+    from sklearn.tree import DecisionTreeRegressor
+
+    if isinstance(regressor, ensemble.HistGradientBoostingRegressor):
+        plain = regressor.loss in ("squared_error", "absolute_error", "quantile")
+        if not plain or regressor.is_categorical_ is not None:
+            return None
+        constant = np.ravel(regressor._baseline_prediction)
+        return constant, [_binned(each[0].nodes) for each in regressor._predictors[:steps]], False
+    if isinstance(regressor, DecisionTreeRegressor):
+        return np.zeros(q), [_exact(regressor.tree_, 1.0, q)], True
+    if isinstance(regressor, (ensemble.RandomForestRegressor, ensemble.ExtraTreesRegressor)):
+        each = regressor.estimators_
+        return np.zeros(q), [_exact(tree.tree_, 1.0 / len(each), q) for tree in each], True
+    if isinstance(regressor, ensemble.GradientBoostingRegressor) and regressor.init is None:
+        trees = [
+            _exact(each.tree_, regressor.learning_rate, q) for each in regressor.estimators_.flat
+        ]
+        return (
+            np.ravel(regressor.init_.predict(np.zeros((1, regressor.n_features_in_)))),
+            trees,
+            True,
+        )
+    return None
+
+
+def _exact(tree: Any, factor: float, q: int) -> Tree:
+    children = np.stack([tree.children_left, tree.children_right], axis=1)
+    return Tree(tree.feature, tree.threshold, children, factor * tree.value.reshape(-1, q))
+
+
+def _binned(nodes: Array) -> Tree:
+    children = np.stack([nodes["left"], nodes["right"]], axis=1).astype(np.int64)
+    children[nodes["is_leaf"].astype(bool)] = -1
+    # The root of nothing but missing values on one side has no finite threshold.
+    threshold = np.clip(nodes["num_threshold"], -np.finfo(float).max, np.finfo(float).max)
+    return Tree(nodes["feature_idx"], threshold, children, nodes["value"][:, None])
+
+
+def _stacked(each: Sequence[TreeMean], covariate: bool) -> TreeMean:
+    """Locations of several columns as one."""
+    trees, q = list[Tree](), len(each)
+    for j, mean in enumerate(each):
+        edges = np.append(mean.roots, len(mean.feature))
+        for first, last in pairwise(edges.tolist()):
+            children = mean.children[first:last]
+            values = np.zeros((last - first, q))
+            values[:, j] = mean.values[first:last, 0]
+            trees.append(
+                Tree(
+                    mean.feature[first:last],
+                    mean.threshold[first:last],
+                    np.where(children < 0, -1, children - first),
+                    values,
+                )
+            )
+    constant = np.concatenate([mean.constant for mean in each])
+    one = each[0]
+    return TreeMean.of(one.name, one.width, constant, trees, single=one.single, covariate=covariate)
+
+
+# Cross-fits, and their choice
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """Rows that trees are learned on, in random order.
+
+    Attributes
+    ----------
+    x, y
+        Shapes (n, d) and (n, q).
+    weights
+        Shape (n,), sum 1.
+    folds
+        Fold number of each row, shape (n,).
+    n_folds
+        Number of folds F.
+    seed, threads
+        Of what is random, and how many fits run at the same time.
+    """
+
+    x: Array
+    y: Array
+    weights: Array
+    folds: Array
+    n_folds: int
+    seed: int
+    threads: int = 1
+
+    def first(self, count: int) -> "TrainingRows":
+        """The first rows."""
+        x, y, weights, folds = (a[:count] for a in (self.x, self.y, self.weights, self.folds))
+        return replace(self, x=x, y=y, weights=weights / weights.sum(), folds=folds)
+
+    def only(self, selected: Array) -> tuple[Array, Array, Array | None]:
+        """Rows x and y of positive weight, and weights of mean 1, or None for equal ones."""
+        selected = selected & (self.weights > 0.0)
+        weights = self.weights[selected]
+        equal = np.ptp(weights) == 0.0
+        return self.x[selected], self.y[selected], None if equal else weights / weights.mean()
+
+
+class CrossFit(NamedTuple):
+    """Trees fitted to all rows but a part of the folds, for each part.
+
+    Attributes
+    ----------
+    kind
+        Which trees.
+    each
+        Without the part of each fold, of F folds.
+    predicted
+        At the rows, from those without their fold, shape (n, q).
+    steps
+        Of boosting that count.
+    """
+
+    kind: str
+    each: tuple[TreeMean, ...]
+    predicted: Array
+    steps: int
+
+
+class _Boosting:
+    """Gradient boosting of each column of y, on histograms."""
+
+    words = "boosted trees"
+
+    def __init__(
+        self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
+    ) -> None:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        x, y, weights = rows.only(selected)
+        steps = steps or _STEPS
+        self._each = [
+            HistGradientBoostingRegressor(
+                learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
+                max_iter=round(steps * _QUICK) if quick else steps,
+                min_samples_leaf=_LEAF,
+                early_stopping=False,
+                warm_start=True,
+                random_state=rows.seed,
+            ).fit(x, column, weights)
+            for column in y.T
+        ]
+
+    def extended(self, rows: TrainingRows, selected: Array) -> Self:
+        """With more steps, of the same rows."""
+        x, y, weights = rows.only(selected)
+        for one, column in zip(self._each, y.T, strict=True):
+            one.set_params(max_iter=_MORE).fit(x, column, weights)
+        return self
+
+    def losses(self, x: Array, y: Array, weights: Array) -> Array:
+        """Weighted squared error after each step, sum over the columns of y, shape (S,)."""
+        losses: Any = 0.0
+        for one, column, w in zip(self._each, y.T, weights.T, strict=True):
+            stages = one.staged_predict(x)
+            losses = losses + np.array([w @ (stage - column) ** 2 for stage in stages])
+        return np.asarray(losses)
+
+    def mean(self, widths: tuple[int, int], steps: int) -> TreeMean:
+        """As arrays."""
+        d, _ = widths
+        each = [tree_mean(one, (d, 1), covariate=True, steps=steps) for one in self._each]
+        return _stacked(cast(list[TreeMean], each), covariate=True)
+
+
+class _Forest:
+    """Extremely randomised trees of all columns of y."""
+
+    words = "randomised trees"
+
+    def __init__(
+        self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
+    ) -> None:
+        from sklearn.ensemble import ExtraTreesRegressor
+
+        x, y, weights = rows.only(selected)
+        leaf, trees = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
+        forest = ExtraTreesRegressor(trees, min_samples_leaf=leaf, random_state=rows.seed)
+        self._forest = forest.fit(x, y[:, 0] if y.shape[1] == 1 else y, weights)
+
+    def extended(self, rows: TrainingRows, selected: Array) -> Self:
+        """The same: it has no steps."""
+        return self
+
+    def losses(self, x: Array, y: Array, weights: Array) -> Array:
+        """One number: it has no steps."""
+        return np.zeros(1)
+
+    def mean(self, widths: tuple[int, int], steps: int) -> TreeMean:
+        """As arrays."""
+        return cast(TreeMean, tree_mean(self._forest, widths, covariate=True))
+
+
+KINDS: dict[str, Any] = {"boosting": _Boosting, "forest": _Forest}
+"""Kinds of trees, by the names that :class:`cme_dask.Tuning` gives them."""
+
+
+def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> CrossFit:
+    """Trees without each part of the folds, boosted for as many steps as predict best.
+
+    Parameters
+    ----------
+    kind
+        One of ``KINDS``.
+    rows
+        The rows, of two folds or more.
+    quick
+        Whether it is a trial, of fewer parts, trees and steps.
+    """
+    used = np.unique(rows.folds[rows.weights > 0.0])
+    count = min(_TRIAL_PARTS if quick else PARTS, len(used))
+    parts = np.zeros(rows.n_folds, dtype=np.int64)
+    parts[used] = np.arange(len(used)) % count
+    held = [parts[rows.folds] == k for k in range(count)]
+    widths = rows.x.shape[1], rows.y.shape[1]
+    weights = rows.weights[:, None] / np.maximum(_deviations(rows), np.finfo(float).tiny) ** 2
+
+    def losses(fits: Sequence[Any]) -> Array:
+        each = zip(fits, held, strict=True)
+        return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
+
+    def at_once(work: Callable[[int], Any]) -> list[Any]:
+        with ThreadPoolExecutor(max(1, min(rows.threads, count))) as pool:
+            return list(pool.map(partial(_alone, work), range(count)))
+
+    fits = at_once(lambda k: KINDS[kind](rows, ~held[k], quick))
+    curve = losses(fits)
+    if not quick and len(curve) > 1 and curve.argmin() >= _LATE * len(curve):
+        fits = at_once(lambda k: fits[k].extended(rows, ~held[k]))
+        curve = losses(fits)
+    steps = int(curve.argmin()) + 1
+    means = [fit.mean(widths, steps) for fit in fits]
+    predicted = np.empty(rows.y.shape)
+    for mean, out in zip(means, held, strict=True):
+        predicted[out] = mean(rows.x[out])
+    return CrossFit(kind, tuple(means[part] for part in parts), predicted, steps)
+
+
+def fitted_to_all(found: CrossFit, rows: TrainingRows) -> TreeMean:
+    """The trees of a cross-fit, fitted to all of its rows."""
+    every = np.ones(len(rows.x), dtype=bool)
+    fit = _alone(lambda steps: KINDS[found.kind](rows, every, steps=steps), found.steps)
+    mean: TreeMean = fit.mean((rows.x.shape[1], rows.y.shape[1]), found.steps)
+    return mean
+
+
+def better_trees(
+    rows: TrainingRows, kinds: Sequence[str], ridge: Callable[[TrainingRows], float]
+) -> CrossFit | None:
+    """The trees that predict rows of other folds best, if they do so better than a ridge.
+
+    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, and
+    those that are not far behind with all trees on 8,192.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    kinds
+        Which are tried, of ``KINDS``.
+    ridge
+        The score of the other location on some of the rows.
+    """
+    found: dict[str, CrossFit] = {}
+    errors: dict[str, float] = {}
+    least = math.inf
+    for count, quick in (ROWS[0], True), (ROWS[1], False):
+        some = rows.first(count)
+        if not kinds or len(np.unique(some.folds[some.weights > 0.0])) < 2:
+            return None
+        found = {kind: cross_fitted(kind, some, quick=quick) for kind in kinds}
+        errors = {
+            kind: law_error(one.predicted, some.y, some.weights) for kind, one in found.items()
+        }
+        least = ridge(some)
+        kinds = [kind for kind in kinds if errors[kind] < _FAR * min(least, *errors.values())]
+    if not kinds:
+        return None
+    best = min(kinds, key=errors.__getitem__)
+    if errors[best] > _BETTER * least:
+        return None
+    return found[best] if len(found[best].predicted) == len(rows.x) else cross_fitted(best, rows)
+
+
+def _deviations(rows: TrainingRows) -> Array:
+    return np.sqrt(rows.weights @ (rows.y - rows.weights @ rows.y) ** 2)
+
+
+def _alone(work: Callable[[int], Any], k: int) -> Any:
+    """Work of one thread: libraries would start as many as there are cores."""
+    with threadpool_limits(1, user_api="openmp"):
+        return work(k)

@@ -1,0 +1,167 @@
+"""Locations that are sums of regression trees, as plain arrays."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from cme_dask.codec import Shape
+from cme_dask.errors import DataError
+
+Array = Any
+
+_ROWS = 1 << 14  # that go down a tree together
+_FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """One regression tree.
+
+    Attributes
+    ----------
+    feature
+        Column that each node compares, shape (N,).
+    threshold
+        Rows go left whose value is at most this, shape (N,).
+    children
+        Nodes on the left and on the right, after the node itself; -1 of leaves, shape (N, 2).
+    values
+        Of leaves, shape (N, q).
+    """
+
+    feature: Array
+    threshold: Array
+    children: Array
+    values: Array
+
+
+@dataclass(frozen=True, eq=False)
+class TreeMean:
+    r"""Location :math:`\mu(x) = c + \sum_t v_t(x)`, the leaf values of regression trees.
+
+    The nodes of all trees stand one after the other, each before its children.
+
+    Parameters
+    ----------
+    name
+        What learned them, for messages.
+    width
+        Number d of the columns of x.
+    constant
+        c, shape (q,).
+    roots
+        First node of each tree, ascending, shape (T,).
+    feature, threshold, children, values
+        As of :class:`Tree`, with nodes counted among all.
+    single
+        Whether x is rounded to float32 before it is compared, as some libraries do.
+    covariate
+        Whether laws of residuals are given mu(x) beside x.
+    """
+
+    name: str
+    width: int
+    constant: Annotated[Array, Shape("q")]
+    roots: Annotated[Array, Shape("T", dtype=np.int64)]
+    feature: Annotated[Array, Shape("N", dtype=np.int64)]
+    threshold: Annotated[Array, Shape("N")]
+    children: Annotated[Array, Shape("N", 2, dtype=np.int64)]
+    values: Annotated[Array, Shape("N", "q")]
+    single: bool
+    covariate: bool
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        width: int,
+        constant: Array,
+        trees: Sequence[Tree],
+        *,
+        single: bool,
+        covariate: bool,
+    ) -> "TreeMean":
+        """From trees one by one."""
+        sizes = [len(tree.feature) for tree in trees]
+        roots = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        children = [
+            np.where(tree.children < 0, -1, tree.children + root)
+            for tree, root in zip(trees, roots.tolist(), strict=False)
+        ]
+        return cls(
+            name,
+            width,
+            np.asarray(constant, dtype=np.float64),
+            roots[:-1],
+            np.concatenate([tree.feature for tree in trees]).astype(np.int64),
+            np.concatenate([tree.threshold for tree in trees]).astype(np.float64),
+            np.concatenate(children).astype(np.int64),
+            np.concatenate([tree.values for tree in trees]).astype(np.float64),
+            single,
+            covariate,
+        )
+
+    def _validate(self) -> None:
+        """DataError unless every row reaches a leaf of every tree."""
+        n, nodes = len(self.feature), np.arange(len(self.feature))
+        edges = np.append(self.roots, n)
+        last = np.repeat(edges[1:], np.diff(edges).clip(0)) if len(self.roots) else nodes
+        leaves = (self.children < 0).all(axis=1)
+        inner, below = ~leaves, self.children
+        if not (
+            len(self.roots)
+            and self.roots[0] == 0
+            and (np.diff(edges) > 0).all()
+            and (below[inner] > nodes[inner, None]).all()
+            and (below[inner] < last[inner, None]).all()
+            and (self.feature[inner] >= 0).all()
+            and (self.feature[inner] < self.width).all()
+        ):
+            raise DataError("its trees are no trees of the columns of x")
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers d and q of the columns of x and of y."""
+        return self.width, len(self.constant)
+
+    def __call__(self, x: Array) -> Array:
+        """Mu at the rows of x, shape (n, q)."""
+        x, q = np.asarray(x), len(self.constant)
+        result = np.tile(self.constant, (len(x), 1))
+        for start in range(0, len(x), _ROWS):
+            here = slice(start, start + _ROWS)
+            columns = x[here].T
+            columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
+            for root in self.roots.tolist():
+                for leaf, rows in self._leaves(root, columns):
+                    result[start + rows] += self.values[leaf].reshape(-1, q)
+        return result
+
+    def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
+        """Leaves of a tree, one or one for each row, and the rows that reach them."""
+        feature, threshold, children = self.feature, self.threshold, self.children
+        waiting, few = [(root, np.arange(columns.shape[1]))], list[tuple[int, Array]]()
+        while waiting:
+            node, rows = waiting.pop()
+            left, right = children[node].tolist()
+            if left < 0:
+                yield node, rows
+            elif len(rows) < _FEW:
+                few.append((node, rows))
+            else:
+                low = columns[feature[node]][rows] <= threshold[node]
+                waiting += [(left, rows[low]), (right, rows[~low])]
+        if not few:
+            return
+        rows = np.concatenate([rows for _, rows in few])
+        at = np.repeat([node for node, _ in few], [len(rows) for _, rows in few])
+        going, n = np.arange(len(rows)), columns.shape[1]
+        flat = columns.reshape(-1)
+        while len(going):
+            here = at[going]
+            high = ~(flat[feature[here] * n + rows[going]] <= threshold[here])
+            here = at[going] = children[here, high.astype(np.intp)]
+            going = going[children[here, 0] >= 0]
+        yield at, rows

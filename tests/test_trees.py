@@ -1,0 +1,242 @@
+"""Regression trees as locations: arrays beside scikit-learn, cross-fits by hand, the choice."""
+
+import numpy as np
+import pytest
+from conftest import write_store
+from sklearn.base import clone
+from sklearn.ensemble import (
+    ExtraTreesRegressor,
+    GradientBoostingRegressor,
+    HistGradientBoostingRegressor,
+    RandomForestRegressor,
+)
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.tree import DecisionTreeRegressor
+from test_reads import opened
+
+from cme_dask import JointDistribution, Tuning, load
+from cme_dask.errors import DataError, StoreError
+from cme_dask.learning.trees import (
+    TrainingRows,
+    better_trees,
+    cross_fitted,
+    fitted_to_all,
+    tree_mean,
+)
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.trees import TreeMean
+
+BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 0, "finalists": 2, "averaged": 1}
+BOOSTING = HistGradientBoostingRegressor(max_iter=8, min_samples_leaf=5, random_state=0)
+
+
+def rows(n=300, d=3, q=1, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = np.stack([np.sign(x[:, j % d]) + 0.3 * rng.normal(size=n) for j in range(q)], axis=1)
+    return x, y
+
+
+def jump(n=600, seed=0):
+    """One column, and a y that jumps twice."""
+    rng = np.random.default_rng(seed)
+    x = rng.random((n, 1))
+    return x, 2.0 * ((x > 0.3) & (x < 0.7)) + 0.1 * rng.normal(size=(n, 1))
+
+
+def training(x, y, weights=None, n_folds=10, seed=1):
+    weights = np.ones(len(x)) if weights is None else weights
+    folds = np.random.default_rng(seed).integers(0, n_folds, len(x))
+    return TrainingRows(x, y, weights / weights.sum(), folds, n_folds, 0)
+
+
+def weights_of(given, selected):
+    """Of mean 1, to the last bit: they decide between splits that are equally good."""
+    weights = given.weights[selected]
+    return {"sample_weight": weights / weights.mean()}
+
+
+@pytest.mark.parametrize("n", [50, 2000])
+@pytest.mark.parametrize(
+    ("regressor", "q"),
+    [
+        (DecisionTreeRegressor(random_state=0), 2),
+        (RandomForestRegressor(5, random_state=0), 1),
+        (ExtraTreesRegressor(5, random_state=0), 2),
+        (GradientBoostingRegressor(n_estimators=5), 1),
+        (BOOSTING, 1),
+        (MultiOutputRegressor(BOOSTING), 2),
+    ],
+)
+def test_arrays_predict_what_scikit_learn_does(regressor, q, n):
+    x, y = rows(q=q)
+    fitted = clone(regressor).fit(x, y[:, 0] if q == 1 else y)
+    mean = tree_mean(fitted, (3, q), covariate=True)
+    assert mean.widths == (3, q)
+    mean._validate()
+    asked = np.random.default_rng(2).normal(size=(n, 3))
+    asked[:50] = x[:50]  # thresholds lie between rows
+    expected = fitted.predict(asked).reshape(-1, q)
+    np.testing.assert_allclose(mean(asked), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_other_regressors_are_no_trees():
+    x, y = rows()
+    of_counts = HistGradientBoostingRegressor(loss="poisson", max_iter=2)
+    coded = HistGradientBoostingRegressor(categorical_features=[0], max_iter=2)
+    codes = np.hstack([np.arange(300)[:, None] % 3.0, x[:, 1:]])
+    for fitted in (of_counts.fit(x, np.exp(y[:, 0])), coded.fit(codes, y[:, 0])):
+        assert tree_mean(fitted, (3, 1), covariate=True) is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["boosting", "forest"])
+def test_cross_fits_are_refits_by_hand(kind, weighted):
+    x, y = rows(150, q=2)
+    weights = np.random.default_rng(3).uniform(0.5, 2.0, 150) if weighted else None
+    given = training(x, y, weights)
+    found = cross_fitted(kind, given)
+    if kind == "boosting":
+        made = HistGradientBoostingRegressor(
+            learning_rate=0.1, max_iter=found.steps, min_samples_leaf=10, random_state=0
+        )
+        made = MultiOutputRegressor(made.set_params(early_stopping=False))
+    else:
+        made = ExtraTreesRegressor(20, random_state=0)
+    every = np.zeros(150, dtype=bool)
+    for first in range(5):  # folds are left out in pairs
+        held = np.isin(given.folds, [first, first + 5])
+        more = weights_of(given, ~held) if weighted else {}
+        refit = clone(made).fit(x[~held], y[~held], **more)
+        np.testing.assert_allclose(found.predicted[held], refit.predict(x[held]), rtol=1e-7)
+        for fold in (first, first + 5):
+            np.testing.assert_array_equal(found.each[fold](x[held]), found.predicted[held])
+        every |= held
+    assert every.all()
+    more = weights_of(given, every) if weighted else {}
+    whole = clone(made).fit(x, y, **more).predict(x)
+    np.testing.assert_allclose(fitted_to_all(found, given)(x), whole, rtol=1e-7)
+
+
+def test_steps_of_boosting_are_those_that_predict_best():
+    x, _ = rows(400)
+    noise = np.random.default_rng(0).normal(size=(400, 1))
+    assert cross_fitted("boosting", training(x, noise)).steps < 10
+    assert cross_fitted("boosting", training(x, 10 * x[:, :1] + x[:, 1:2] ** 3)).steps > 30
+
+
+def test_the_error_of_laws_is_that_of_a_loop():
+    rng = np.random.default_rng(0)
+    n = 80
+    predicted, weights = rng.normal(size=(n, 2)), rng.uniform(0.5, 2.0, n)
+    y = predicted + rng.normal(size=(n, 2)) * (1.0 + np.abs(predicted))
+    ratios = []
+    for m, column in zip(predicted.T, y.T, strict=True):
+        order = np.argsort(m)
+        total = 0.0
+        for at, i in enumerate(order):
+            first = min(max(at - 30, 0), n - 61)
+            near = [k for k in order[first : first + 61] if k != i]
+            atoms = m[i] + (column - m)[near]
+            share = weights[near] / weights[near].sum()
+            pairs = np.abs(atoms[:, None] - atoms)
+            total += weights[i] * (share @ np.abs(atoms - column[i]) - 0.5 * share @ pairs @ share)
+        share = weights / weights.sum()
+        marginal = 0.5 * share @ np.abs(column[:, None] - column) @ share
+        ratios.append(total / weights.sum() / marginal)
+    assert law_error(predicted, y, weights) == pytest.approx(np.mean(ratios), rel=1e-10)
+    assert law_error(predicted, np.zeros((n, 2)), weights) == 0.0
+
+
+@pytest.mark.parametrize(("error", "chosen"), [(0.01, False), (0.9, True)])
+def test_trees_are_taken_where_their_laws_are_better(error, chosen):
+    found = better_trees(training(*jump()), ("boosting", "forest"), lambda rows: error)
+    assert (found is not None) == chosen
+    assert better_trees(training(*jump()), (), lambda rows: error) is None
+
+
+# Fits with trees
+
+
+def fitted(x, y, **changes):
+    tuning = Tuning(**BRIEF | changes)
+    return JointDistribution(tuning=tuning, random_state=0).fit(x, y, scheduler="synchronous")
+
+
+def test_a_jump_takes_trees_in_one_pass_and_its_model_is_saved(tmp_path):
+    x, y = jump()
+    write_store(tmp_path / "s", x, y, chunk_rows=200)
+    store, group = opened(tmp_path / "s")
+    fit = JointDistribution(tuning=Tuning(**BRIEF), random_state=0).fit(
+        group, scheduler="synchronous"
+    )
+    about = fit.model_.about["residual"]
+    assert about["kept"]
+    assert about["location"] in ("boosted trees", "randomised trees")
+    assert about["location"] in repr(fit.model_)
+    assert fit.n_passes_ == 1
+    assert set(store.chunks("x").values()) == {1}
+    assert isinstance(fit.model_.residual.location, TreeMean)
+    fit.save(tmp_path / "m")
+    again, asked = load(tmp_path / "m"), np.linspace(-0.5, 1.5, 40)[:, None]
+    for answer in ("mean", "std", "median"):
+        each = [getattr(model.conditional(asked), answer)() for model in (fit, again)]
+        np.testing.assert_array_equal(*each)
+    near = again.conditional([[0.28], [0.32]]).median()
+    assert near[1] - near[0] > 1.5
+    whole = fitted(x, y)
+    np.testing.assert_allclose(
+        whole.conditional(asked).mean(), again.conditional(asked).mean(), rtol=1e-6
+    )
+    without = fitted(x, y, trees=())
+    assert without.model_.about["residual"].get("location") is None
+
+
+def test_a_smooth_mean_takes_no_trees():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 1))
+    fit = fitted(x, np.sin(2 * x) + 0.2 * rng.normal(size=x.shape))
+    assert fit.model_.about["residual"]["kept"]
+    assert not isinstance(fit.model_.residual.location, TreeMean)
+
+
+def test_several_columns_of_y_have_trees():
+    x, y = jump()
+    fit = fitted(x, np.hstack([y, -y]))
+    assert isinstance(fit.model_.residual.location, TreeMean)
+    assert fit.model_.residual.location.widths == (1, 2)
+
+
+def test_names_of_trees_are_known():
+    assert Tuning(trees=["forest"]).trees == ("forest",)
+    for bad in (("oaks",), "forest", 3):
+        with pytest.raises(DataError, match="trees must be a list"):
+            Tuning(trees=bad)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda trees: trees["children"].__setitem__((0, 0), 0),  # a circle
+        lambda trees: trees["children"].__setitem__((0, 0), len(trees["feature"])),
+        lambda trees: trees["children"].__setitem__((0, 0), -1),
+        lambda trees: trees["feature"].__setitem__(0, 1),
+        lambda trees: trees["feature"].__setitem__(0, -1),
+        lambda trees: trees["roots"].__setitem__(0, 1),
+        lambda trees: trees["roots"].__setitem__(-1, len(trees["feature"])),
+        lambda trees: trees["values"].__setitem__(0, np.nan),
+    ],
+)
+def test_damaged_trees_are_refused(change):
+    x, y = jump(200)
+    location = ExtraTreesRegressor(3, max_depth=3, random_state=0)
+    state = JointDistribution(location=location, kernel_x="median", kernel_y="median", tol=1e-2)
+    state = state.fit(x, y).model_.to_state()
+    arrays = {name: np.array(values) for name, values in state.arrays.items()}
+    JointModel.from_state(state)
+    prefix = "residual_location_"
+    change({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
+    state.arrays.update(arrays)
+    with pytest.raises(StoreError, match=r"damaged|finite"):
+        JointModel.from_state(state)
