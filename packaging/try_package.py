@@ -1,8 +1,8 @@
 """Build sdist and wheel into dist, install them with each extra, and try them.
 
-``python3 run package`` takes some ten minutes, most of it for downloads; ``--extra plot`` tries one
-extra. The wheel is built from the sdist, so that the sdist is complete. Each environment is new and
-holds the wheel with one extra alone; what is tried in it is in ``tries.py``.
+``python3 run package`` takes a quarter of an hour or more, most of it for downloads; ``--extra
+plot`` tries one extra. The wheel is built from the sdist, so that the sdist is complete. Each
+environment is new and holds the wheel with one extra alone; ``tries.py`` says what is tried in it.
 """
 
 import argparse
