@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.integrate import cumulative_trapezoid, trapezoid
 from scipy.interpolate import PchipInterpolator
 from scipy.special import logsumexp, ndtr
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, t
 
 from cme_dask import JointDistribution, Tuning, kernels
 from cme_dask.errors import DataError, RankWarning, ToleranceWarning
@@ -121,12 +121,22 @@ def test_laws_at_the_end_of_the_range_have_a_density_beyond_it():
 
 def test_raw_densities_with_a_location_keep_the_moments_of_the_law(line):
     law = line[2].conditional([[-0.5], [0.3]])
-    grid = np.linspace(-8.0, 8.0, 4001)
-    density = law.pdf(grid[:, None])
-    mean = trapezoid(density * grid, grid)
-    assert_allclose(trapezoid(density, grid), 1.0, atol=1e-9)
+    at = np.linspace(-12.0, 12.0, 20_001)
+    grid, weights = np.sinh(at), np.cosh(at) * (at[1] - at[0])  # tails have powers of y
+    density = law.pdf(grid[:, None]) * weights
+    mean = density @ grid
+    assert_allclose(density.sum(axis=1), 1.0, atol=1e-9)
     assert_allclose(mean, law.mean(), atol=1e-9)
-    assert_allclose(trapezoid(density * (grid - mean[:, None]) ** 2, grid), law.var(), rtol=1e-5)
+    square = np.einsum("bk,bk->b", density, (grid - mean[:, None]) ** 2)
+    assert_allclose(square, law.var(), rtol=1e-5)
+
+
+def log_kernel(points, mean, covariance):
+    """Normal, but in one column Student's t with this variance."""
+    if len(mean) > 1:
+        return multivariate_normal.logpdf(points, mean, covariance)
+    scale = np.sqrt(covariance[0, 0] / t(4).var())
+    return t.logpdf(points[:, 0], 4, mean[0], scale)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -155,7 +165,7 @@ def test_smoothed_densities_equal_the_dense_mixture(d, scaled):
         a, kernel = smoothing.kernels(w[None], scale[None])
         parts = [
             np.log(w[s] * a[0] ** (d - 1))
-            + multivariate_normal.logpdf(
+            + log_kernel(
                 points, mean + a[0] * (m[s] - mean), a[0] ** 2 * covariances[s] + kernel[0]
             )
             for s in np.flatnonzero(w)
@@ -164,6 +174,13 @@ def test_smoothed_densities_equal_the_dense_mixture(d, scaled):
             normal = multivariate_normal.logpdf(points, mean, scale)
             parts.append(np.log1p(-(a[0] ** (d - 1))) + normal)
         assert_allclose(found, logsumexp(parts, axis=0), rtol=1e-6)
+
+
+def test_a_row_far_out_costs_no_more_than_a_power(line):
+    law = line[2].conditional([[0.0]])
+    near, far = (law.log_pdf([[value * float(law.std()[0])]])[0, 0] for value in (10.0, 100.0))
+    assert -20.0 < near < -8.0
+    assert_allclose(far - near, -5.0 * np.log(10.0), atol=0.5)
 
 
 @settings(max_examples=50, deadline=None)

@@ -59,8 +59,8 @@ _TIMES = {"fit_seconds": "fit", "answer_seconds": "answers", "cpu_seconds": "CPU
 @click.option(
     "--methods",
     type=columns,
-    help="Of joint, quantile-forest, ngboost, lightgbm, hist-boosting, normal, separated by "
-    "commas.  [default: all]",
+    help="Of joint, joint-boosting, quantile-forest, ngboost, lightgbm, hist-boosting, normal, "
+    "separated by commas.  [default: all]",
 )
 @click.option(
     "--splits",

@@ -439,8 +439,9 @@ def compare(
         Rows of x and of one numeric column of y: arrays, tables, Dask arrays; or X alone, a sample
         store by path or URL, or a ``Sample``.
     methods
-        Of ``"joint"``, ``"quantile-forest"``, ``"ngboost"``, ``"lightgbm"``, ``"hist-boosting"``
-        and ``"normal"``; default all. Those whose package is not installed are left out.
+        Of ``"joint"``, ``"joint-boosting"``, ``"quantile-forest"``, ``"ngboost"``,
+        ``"lightgbm"``, ``"hist-boosting"`` and ``"normal"``; default all. Those whose package is
+        not installed are left out.
     splits, hold_out
         Number of random splits, and the share of the units that each holds out.
     folds

@@ -166,11 +166,16 @@ def _of_quantiles(models: Sequence[Any]) -> Answers:
 # The methods: a function each, from training rows to answers
 
 
-def _joint(training: Training) -> Answers:
+def _joint(training: Training, location: Any = None) -> Answers:
     place = "synchronous" if training.threads == 1 else "threads"
-    fit = JointDistribution().fit(training.sample, scheduler=place, workers=training.threads)
+    fit = JointDistribution(location=location)
+    fit.fit(training.sample, scheduler=place, workers=training.threads)
     model = fit.model_
     return Answers(model.conditional, model.y.cells.size if model.y.cells else len(ATOMS))
+
+
+def _joint_boosting(training: Training) -> Answers:
+    return _joint(training, HistGradientBoostingRegressor(random_state=training.seed))
 
 
 def _quantile_forest(training: Training) -> Answers:
@@ -331,6 +336,13 @@ METHODS: dict[str, Method] = {
             "joint",
             "JointDistribution() without arguments, on all training rows",
             _joint,
+            has_density=True,
+            streams=True,
+        ),
+        Method(
+            "joint-boosting",
+            "the same with HistGradientBoosting as its location",
+            _joint_boosting,
             has_density=True,
             streams=True,
         ),

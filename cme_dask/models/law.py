@@ -404,11 +404,12 @@ class ConditionalLaw:
     def pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Density against the Lebesgue measure, smoothed; one over the units of the columns.
 
-        Each cell is spread as a normal one, with a bandwidth that depends on how many cells share
-        the law and on the number of columns; in several columns, a share of the density is the
-        normal one with the moments of the law. It has the mean and the covariance of the law and
-        integrates to one; see :func:`cme_dask.numerics.smoothing.log_density`. A law with a
-        location in normal scores is smoothed in scores without kinks, where it has these moments.
+        Each cell is spread, with a bandwidth that depends on how many cells share the law and on
+        the number of columns: in one column as Student's t with four degrees of freedom, in several
+        as a normal density, and a share is the normal one with the moments of the law. The density
+        has the mean and the covariance of the law and integrates to one; see
+        :func:`cme_dask.numerics.smoothing.log_density`. A law with a location in normal scores is
+        smoothed in scores without kinks, where it has these moments.
 
         Parameters
         ----------

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaln
 
 Array = Any
 
 OVERLAP = 1.5
 """Bandwidth at which neighbouring cells overlap, over n_eff^(-1/d)."""
+
+DEGREES = 4.0
+"""Degrees of freedom of the t densities that cells of one column are smoothed by."""
 
 _HELD = 1 << 19  # numbers at once
 _LEAST = 1e-3  # times Silverman's bandwidth, of laws without a covariance
@@ -74,6 +78,11 @@ class Smoothing:
         return np.sqrt(1.0 - h * h), kernel
 
     @property
+    def degrees(self) -> float | None:
+        """Degrees of freedom of the kernels; None of normal ones."""
+        return DEGREES if self.bandwidth is None and len(self.spread) == 1 else None
+
+    @property
     def floor(self) -> Array:
         """Covariance that is added to every kernel, shape (d, d)."""
         least = _LEAST * silverman(len(self.spread), self.rows) * self.spread
@@ -94,13 +103,15 @@ def log_density(
 
     With mean mu and covariance Sigma of the law at x,
 
-    .. math:: p(y | x) = a^{d - 1} \sum_s w_s(x) N(y; \mu + a (m_s - \mu), a^2 C_s + h^2 \Sigma)
+    .. math:: p(y | x) = a^{d - 1} \sum_s w_s(x) k(y; \mu + a (m_s - \mu), a^2 C_s + h^2 \Sigma)
               + (1 - a^{d - 1}) N(y; \mu, \Sigma), \quad a^2 = 1 - h^2,
 
-    has the mean mu and the covariance Sigma, too, and integrates to one. For h = 1 it is the normal
-    density with these moments. The more columns there are, the wider are the gaps between the
-    kernels; the normal density fills them, and there is none in one column. Where a bandwidth is
-    given, noise of that size is added instead: a = 1, and the kernel is the noise's.
+    has the mean mu and the covariance Sigma, too, and integrates to one. In one column k is
+    Student's t density with four degrees of freedom, scaled to this covariance: normal tails are so
+    light that a single row far out decides on mean logarithms. In several columns it is normal;
+    the more there are, the wider are the gaps between the kernels, and the normal density N fills
+    them. Where a bandwidth is given, normal noise of that size is added instead: a = 1, and the
+    kernel is the noise's.
 
     Parameters
     ----------
@@ -157,7 +168,7 @@ def moments(weights: Array, centres: Array, covariances: Array) -> tuple[Array, 
 
 @dataclass(frozen=True, eq=False)
 class _Mixture:
-    """Normal components of several laws, one after the other, and one normal density of each.
+    """Components of several laws, one after the other, and one normal density of each.
 
     Attributes
     ----------
@@ -173,6 +184,8 @@ class _Mixture:
         Of the one normal density of the law, shape (b,).
     mean, covariance
         Of that density, shapes (b, d) and (b, d, d).
+    degrees
+        Degrees of freedom of the components; None of normal ones.
     """
 
     law: Array
@@ -183,6 +196,7 @@ class _Mixture:
     share: Array
     mean: Array
     covariance: Array
+    degrees: float | None
 
     @classmethod
     def of(
@@ -207,12 +221,14 @@ class _Mixture:
             1.0 - shrinkage ** (mean.shape[1] - 1),
             mean,
             scale + smoothing.floor,
+            smoothing.degrees,
         )
 
     def log_density(self, points: Array) -> Array:
         """Of each law at points (1, k, d), or at its own (b, 1, d): shape (b, k)."""
         each = points if len(points) == 1 else points[self.law]
-        logs = self.logs[:, None] + _log_normal(each - self.means[:, None], self.covariances)
+        gap = each - self.means[:, None]
+        logs = self.logs[:, None] + _log_kernel(gap, self.covariances, self.degrees)
         top = np.maximum.reduceat(logs, self.starts)
         top = np.where(np.isfinite(top), top, 0.0)
         sums = np.add.reduceat(np.exp(logs - top[self.law]), self.starts)
@@ -221,14 +237,19 @@ class _Mixture:
             if not self.share.any():
                 return result
             logs = np.log1p(-self.share)[:, None], np.log(self.share)[:, None]
-        normal = _log_normal(points - self.mean[:, None], self.covariance)
+        normal = _log_kernel(points - self.mean[:, None], self.covariance, None)
         return np.logaddexp(logs[0] + result, logs[1] + normal)
 
 
-def _log_normal(gap: Array, covariances: Array) -> Array:
-    """Logarithms of centred normal densities at gaps (P, k, d), shape (P, k)."""
+def _log_kernel(gap: Array, covariances: Array, degrees: float | None) -> Array:
+    """Logarithms of centred t or normal densities at gaps (P, k, d), shape (P, k)."""
     white, determinant = _whitened(gap, covariances)
-    return -0.5 * (white + determinant[:, None] + gap.shape[2] * np.log(2.0 * np.pi))
+    d, half = gap.shape[2], 0.5 * determinant[:, None]
+    if degrees is None:
+        return -0.5 * (white + d * np.log(2.0 * np.pi)) - half
+    power, free = 0.5 * (degrees + d), degrees - 2.0  # times which the covariance is the scale's
+    unit = gammaln(power) - gammaln(0.5 * degrees) - 0.5 * d * np.log(free * np.pi)
+    return unit - half - power * np.log1p(white / free)
 
 
 def _whitened(gap: Array, covariances: Array) -> tuple[Array, Array]:
