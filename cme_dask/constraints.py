@@ -100,7 +100,7 @@ class Certified(Constraint):
     Parameters
     ----------
     bounds : {"analytic", "sample", "observed"}
-        Bounds of the basis functions. ``analytic``: |psi| <= sqrt(sup k), so g >= 0 at every
+        Bounds of the basis functions. ``analytic``: ``|psi| <= sqrt(sup k)``, so g >= 0 at every
         point, seen or not. ``sample``: the ranges of psi over the row sample; ``observed``: over
         all rows, in one more pass. These two allow more, and certify g >= 0 at those rows only.
     formulation : {"centred", "paper"}

@@ -3,6 +3,7 @@
 import compileall
 import contextlib
 import itertools
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -213,3 +214,27 @@ def pairwise(**axes):
         for case in products
     ]
     return pytest.mark.parametrize(names, cases)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium as it is installed, without a head."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=list(QUIET))
+        yield opened
+        opened.close()

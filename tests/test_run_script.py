@@ -68,7 +68,7 @@ def test_usage(args, code):
     text = done.stdout + done.stderr
     assert "python3 run COMMAND" in text
     if args != ["nope"]:
-        commands = ("demo", "test", "bench", "study", "slow", "lint", "exec --")
+        commands = ("demo", "test", "bench", "study", "slow", "docs", "package", "lint", "exec --")
         assert all(word in text for word in commands)
 
 
@@ -174,6 +174,19 @@ def test_exec_is_clean_of_the_callers_environment(small_root, monkeypatch, tmp_p
     )
     venv, cwd = tmp_path / ".venv", tmp_path / "elsewhere"
     expected = f"None {venv} {venv / 'bin'} kept ['-h', '--', 'x'] {cwd}\n"
+    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
+
+
+@pytest.mark.parametrize("command", ["docs", "package"])
+def test_scripts_of_the_project_run_in_its_environment(small_root, command):
+    script = write(
+        small_root.ROOT / small_root.SCRIPTS[command],
+        "import sys; print(sys.executable, sys.argv[1:]); sys.exit(5)",
+    )
+    assert (ROOT / script.relative_to(small_root.ROOT)).is_file()
+    words = [sys.executable, small_root.ROOT / "run", command, "--extra", "plot"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    expected = f"{small_root.PYTHON} ['--extra', 'plot']\n"
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
 
 

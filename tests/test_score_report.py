@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -467,29 +466,6 @@ def test_texts_and_lines_can_be_told_from_the_paper(colours, papers):
 
 
 # In a browser ----------------------------------------------------------------------------------
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=path, args=list(QUIET))
-        yield opened
-        opened.close()
-
 
 MARKS = """() => [...document.querySelectorAll('figure')].map(figure => {
   const drawn = [...figure.querySelectorAll('svg path, svg use, svg image')].map(mark => {

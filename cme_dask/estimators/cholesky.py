@@ -253,7 +253,7 @@ class PivotedCholesky(FittedFeatures):
 
     Row i of L is N(x_i), the Newton basis at x_i (joint paper, section 5): inner products of
     features are kernel values up to the power function, k(x, z) = N(x) . N(z) + error, with
-    |error| <= P(x) P(z). One pass over the data measures the trace error and makes the spectral
+    ``|error| <= P(x) P(z)``. One pass over the data measures the trace error and makes the spectral
     basis; transforming is lazy for Dask arrays and stores, and ``transform_store`` writes the
     features of any number of rows to a new store.
 

@@ -79,7 +79,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
     ----------
     kernel_x : Kernel or "median", optional
         Kernel of x with which learning begins, of any composition: all its positive
-        :attr:`parameters` are learned. ``"median"``: Gaussian, with a length scale for each numeric
+        ``parameters`` are learned. ``"median"``: Gaussian, with a length scale for each numeric
         column, by the median heuristic, times a kernel of the categorical ones. Default: this one,
         or the same on the normal scores of numeric columns, whichever has the smaller log loss of
         calibrated leave-one-out estimates at 1,000 rows of the row sample. Of a

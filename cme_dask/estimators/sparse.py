@@ -38,7 +38,7 @@ _FOLD_TOL = 1e-5  # relative duality gap on folds, far below the errors of their
 class SparseEmbedding(EmbeddingEstimator):
     r"""Conditional mean embedding on few points (Grünewälder et al. 2012, section 5).
 
-    .. math:: \min_M \Big\| \sum_{ij} (M - W)_{ij} k_X(x_i, \cdot) k_Y(y_j, \cdot) \Big\|^2
+    .. math:: \min_M \Bigl\| \sum_{ij} (M - W)_{ij} k_X(x_i, \cdot) k_Y(y_j, \cdot) \Bigr\|^2
               + \gamma \, \Omega(M),
 
     where W gives the dense embedding. The candidates x_i and y_j are its pivots: all rows of a
@@ -68,9 +68,10 @@ class SparseEmbedding(EmbeddingEstimator):
         Steps of the solver for each gamma at most.
     convergence : {"raise", "warn"}
         What happens where they do not suffice.
-    kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds, accuracy, \
-    missing, random_state
+    kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds
         Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
+    accuracy, missing, random_state
+        Likewise.
     max_rank : int, optional
         Largest number of pivots, which are the candidate points, of each variable; default 100.
 
@@ -98,8 +99,8 @@ class SparseEmbedding(EmbeddingEstimator):
     With all rows as pivots W is the dense embedding of all rows. With fewer pivots its distance to
     that embedding is at most
 
-    .. math:: \kappa_Y \Big( \kappa_X \frac{\sqrt{\tau_X}}{r} + \frac{\sqrt{\tau_Y}}{2 \sqrt r}
-              \Big), \quad \kappa^2 = \mathrm E k(Z, Z),
+    .. math:: \kappa_Y \Bigl( \kappa_X \frac{\sqrt{\tau_X}}{r} + \frac{\sqrt{\tau_Y}}{2 \sqrt r}
+              \Bigr), \quad \kappa^2 = \mathrm E k(Z, Z),
 
     with the relative trace errors tau, which ``tol`` bounds: it falls like the square root of
     ``tol``, and so do the errors of the distances (16) and of the root of the objectives (17).

@@ -237,7 +237,7 @@ class Features(Kernel, abstract=True):
         return self._differences(lambda kernel: xp.sum(weights * kernel.features(xp, X)))
 
     def diagonal_formula(self, xp: Any, X: Array) -> Array:
-        """Return |phi(x)|^2."""
+        """Return ``|phi(x)|^2``."""
         values = self.features(xp, X)
         return xp.sum(values * values, axis=1)
 

@@ -174,9 +174,9 @@ class HasSlope(Protocol):
 
 @dataclass(frozen=True)
 class Stationary(LengthScaled, abstract=True):
-    """A kernel that is a function of r^2 = |(x - z) / l|^2, which subclasses define.
+    """A kernel that is a function of ``r^2 = |(x - z) / l|^2``, which subclasses define.
 
-    Where they have a ``slope`` as well, their gradients are closed forms (:class:`HasSlope`).
+    Where they have a ``slope`` as well, their gradients are closed forms (``HasSlope``).
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ class Laplace(LengthScaled):
         return xp.exp(-sum(xp.abs(u) for u in _scaled_differences(X, Z, self.length_scale)))
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
-        """Return the gradient in the length scales: dk / dl_j = k |x_j - z_j| / l_j^2."""
+        """Return the gradient in the length scales: ``dk / dl_j = k |x_j - z_j| / l_j^2``."""
         xp, each = array_namespace(X, Z), self.length_scale
         scales = each if isinstance(each, tuple) else (each,) * X.shape[1]
         weighted = weights * self(X, Z)

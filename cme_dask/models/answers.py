@@ -210,7 +210,7 @@ class PairModel(Model):
 
     @property
     def length_scales(self) -> LengthScales:
-        """Length scale and relevance of each column, of x first, see :class:`ColumnRelevance`."""
+        """Length scale and relevance of each column, of x first, see :class:`.LengthScales`."""
         sides = (("x", self.x), ("y", self.y))
         return length_scales([(name, side.columns, side.basis) for name, side in sides])
 

@@ -5,7 +5,7 @@ which held-out rows choose: the least one that holds the share L of them. Where 
 atoms of its law, the interval is the range of the law and a margin on both sides, so that laws of
 any kernel can be corrected, also of a wrong one. A score s(x, y) orders the values of y, and an
 interval holds those whose score is at most a quantile of the scores of held-out rows, see
-:class:`cme_dask.numerics.conformal.ConformalScores`. Intervals are nested in L, and each column has
+``cme_dask.numerics.conformal.ConformalScores``. Intervals are nested in L, and each column has
 its own.
 
 What they guarantee is an average over x: of new rows, the share L lies within. At a single x it may

@@ -103,7 +103,7 @@ class FeatureModel(Model):
         return cast(FloatArray, in_blocks(self.evaluator(), self.points(X), self.rank))
 
     def points(self, X: Any) -> Array:
-        """Rows as float64 of shape (n, d), see :func:`query_points`."""
+        """Rows as float64 of shape (n, d), see ``query_points``."""
         return query_points(X, self, "X")
 
     def checked(self, rows: Array, first: int) -> Array:

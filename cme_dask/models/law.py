@@ -517,7 +517,7 @@ class ConditionalLaw:
     def effective_support(self) -> FloatArray:
         """How near each x is to the data, from 0 to 1, shape (n,).
 
-        The share |N(x)|^2 / k(x, x) of the kernel's section at x that the pivots span; for a
+        The share ``|N(x)|^2 / k(x, x)`` of the kernel's section at x that the pivots span; for a
         coupling, the largest k(x, p) relative to its value at a landmark. Where it nears 0 the law
         tends to the marginal law, also of a model with a location; for a coupling, to that of the
         nearest landmark.

@@ -55,7 +55,7 @@ class LogisticModel(Model):
 
     @property
     def length_scales(self) -> LengthScales:
-        """Length scale and relevance of each column of x, see :class:`ColumnRelevance`."""
+        """Length scale and relevance of each column of x, see :class:`.LengthScales`."""
         return length_scales([("x", self.columns, self.basis)])
 
     def predict_proba(self, X: Any) -> FloatArray:

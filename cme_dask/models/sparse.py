@@ -42,7 +42,7 @@ class SparsePath:
     coefs
         M, shape (G, n_X, n_Y), on all candidate points.
     distances
-        (16) of the paper: RKHS distance |E|_F to the dense embedding, shape (G,).
+        (16) of the paper: RKHS distance ``|E|_F`` to the dense embedding, shape (G,).
     objectives
         (17): its square, plus gamma times the penalty, shape (G,); with ``relax`` that of the
         solutions that chose the support.

@@ -494,7 +494,7 @@ class FeatureBasis:
         """None: features have no bound that is known."""
 
     def evaluator(self, like: Array, solve: BlockSolve | None = None) -> BlockEvaluator:
-        """The functions for many rows; see :meth:`NewtonBasis.evaluator`."""
+        """The functions for many rows; see ``NewtonBasis.evaluator``."""
         return _FeatureEvaluator(self, like)
 
     def __call__(self, x: Array) -> Array:

@@ -430,7 +430,7 @@ class CouplingProblem:
     def solve(
         self, *, tol: float, max_iterations: int, start: Array | None
     ) -> tuple[Array, SolverInfo]:
-        """See :func:`solve_coupling`."""
+        """See ``solve_coupling``."""
         return solve_coupling(
             self.mean.blocks["y", "y"],
             self.mean.blocks["y", "x"],

@@ -128,7 +128,7 @@ def held_out_loss(held: Moments, solution: JointSolution) -> float:
     .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2, \quad h = g - 1,
 
     with all expectations over the held-out rows. Up to a constant that no model changes it is
-    |g - g_0|^2 in L2(P_X x P_Y): it compares between kernels and between constraints, and
+    ``|g - g_0|^2`` in L2(P_X x P_Y): it compares between kernels and between constraints, and
     independence has loss 0.
 
     Parameters

@@ -55,7 +55,7 @@ class ComputeMode:
     Attributes
     ----------
     fractions
-        Borders between the blocks (see :meth:`BlockSolve.between`); None if solved wholly.
+        Borders between the blocks (see ``BlockSolve.between``); None if solved wholly.
     single
         Whether the products of the bases are float32.
     change

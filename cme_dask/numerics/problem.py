@@ -88,7 +88,7 @@ class JointProblem:
     linear
         A = -T_Y^T target T_X, shape (k_Y, k_X).
     quadratic
-        D > 0, see :meth:`Regularization.denominator`, same shape.
+        D > 0, see ``Regularization.denominator``, same shape.
     transform_x, transform_y
         T with psi = T^T N, shapes (m_X, k_X) and (m_Y, k_Y).
     eigenvalues_x, eigenvalues_y
@@ -167,7 +167,7 @@ class JointProblem:
         return float((self.linear * coef).sum() + 0.5 * (self.quadratic * coef**2).sum())
 
     def newton_residual(self, coef: Array) -> float:
-        """|projected gradient|_F / |gradient at 0|_F in Newton coordinates.
+        """``|projected gradient|_F / |gradient at 0|_F`` in Newton coordinates.
 
         It does not use the eigenbases, so it also includes their error and the pruned directions.
         """
@@ -197,7 +197,7 @@ class BasisBounds(NamedTuple):
     Attributes
     ----------
     sup
-        sup |N_i| of x and of y, None if infinite (:attr:`NewtonBasis.bound`).
+        ``sup |N_i|`` of x and of y, None if infinite (``NewtonBasis.bound``).
     values
         N of x and of y at rows of the row sample or at landmarks, shapes (s, m); where needed.
     ranges
@@ -396,12 +396,12 @@ class SolverInfo(NamedTuple):
     primal_residual
         Largest violation of a constraint, absolutely.
     dual_residual
-        |gradient of the Lagrangian|, relative to the gradient at G = 0.
+        Norm of the gradient of the Lagrangian, relative to the gradient at G = 0.
     kkt_residual
         The largest of both and of the complementarity, relative to the scale of the problem; each
         solver states it.
     gap
-        (primal - dual objective) / max(1, |primal objective|).
+        ``(primal - dual objective) / max(1, |primal objective|)``.
     iterations
         Of the solver; 0 for closed forms.
     seconds

@@ -40,7 +40,7 @@ class RowFunctions(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WeightedMeans(Mapping[str, Moments]):
-    """Moments by the name of each function: of all rows, and of folds by :meth:`means`.
+    """Moments by the name of each function: of all rows, and of folds by ``means``.
 
     Attributes
     ----------
