@@ -54,6 +54,10 @@ class Shape:
         self.sizes, self.finite, self.dtype = sizes, finite, dtype
 
 
+class Later:
+    """In annotations of optional fields: files of earlier versions lack them."""
+
+
 class Within:
     """Sizes that the declarations of a part name, in annotations: ``Within(d="columns.names")``.
 
@@ -72,10 +76,11 @@ class _Hint:
     optional: bool = False
     shape: Shape | None = None
     within: Mapping[str, str] | None = None
+    later: bool = False
 
     @classmethod
     def of(cls, annotation: Any) -> "_Hint":
-        shape, within, kinds, optional = None, None, [], False
+        shape, within, kinds, optional, later = None, None, [], False, False
         waiting = [annotation]
         while waiting:
             one = waiting.pop(0)
@@ -84,13 +89,14 @@ class _Hint:
                 waiting.append(base)
                 shape = next((s for s in said if isinstance(s, Shape)), shape)
                 within = next((w.sizes for w in said if isinstance(w, Within)), within)
+                later = later or any(isinstance(one, Later) for one in said)
             elif get_origin(one) in (Union, UnionType):
                 waiting += get_args(one)
             elif one is NoneType:
                 optional = True
             else:
                 kinds.append(one)
-        return cls(tuple(kinds), optional, shape, within)
+        return cls(tuple(kinds), optional, shape, within, later)
 
 
 @lru_cache(maxsize=256)
@@ -198,6 +204,8 @@ class Codec:
                     made[name] = _array(arrays, here, hint.shape, known, made)
                 else:
                     made[name] = None
+            elif name not in data and hint.later:
+                made[name] = None
             elif name not in data:
                 raise _damaged(path, f"its description lacks {name!r}")
             else:

@@ -35,6 +35,7 @@ from cme_dask.numerics.conformal import ConformalScores
 from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, low_rank, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.values import ValueMap
 
 Array = Any
 Function = Callable[[Array], Array]
@@ -500,7 +501,8 @@ class JointModel(PairModel):
             made[reverse] = base
         else:
             inner = cast(CellLaw, self.residual.model.law())  # it has no location
-            shifted = ShiftedLaw(inner.cells, inner.at, self.residual, self.residual.values)
+            values = self.residual.values or ValueMap.of_range(cells.values)
+            shifted = ShiftedLaw(inner.cells, inner.at, self.residual, values)
             made[reverse] = BlendedLaw(shifted, base, near_data(basis.newton))
         return made[reverse]
 

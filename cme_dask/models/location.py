@@ -1,10 +1,11 @@
 """The location model: a mean function of y given x, and the law of the residuals."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from cme_dask.codec import Later
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
@@ -39,14 +40,15 @@ class LocationModel:
         Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
         predictions are covariates of the residuals.
     values
-        T of each column.
+        T of each column; None in files of earlier versions: to the range of y, and whole numbers
+        where all rows hold some.
     transform
         z(y) of each column; None for z = y.
     """
 
     location: MeanFunction | ColumnMean | TreeMean | RegressorMean
     model: "JointModel"
-    values: ValueMap
+    values: Annotated[ValueMap | None, Later()]
     transform: Transform | None = None
 
     def _validate(self) -> None:
