@@ -379,9 +379,9 @@ def test_screened_laws_are_refits_on_the_other_rows():
     folds = rng.integers(0, 3, 120)
     kernel, reg = kernels.Gaussian(1.0), Regularization(1e-3, 1e-2)
     order = np.argsort(folds, kind="stable")
+    few = order[np.linspace(0, 119, 64).astype(int)]
     pivots = [
-        z[order][oracle_joint.pivoted_cholesky(kernel(z[order], z[order]), 1e-9, 5)[0]]
-        for z in (x, y)
+        z[few][oracle_joint.pivoted_cholesky(kernel(z[few], z[few]), 1e-9, 5)[0]] for z in (x, y)
     ]
     weights = np.full(120, 1 / 120)
     seen = []

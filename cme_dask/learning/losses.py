@@ -21,6 +21,8 @@ from cme_dask.numerics.problem import Regularization
 
 Array = Any
 
+_LEAST_ROWS = 64  # that pivots of a search are chosen from
+
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
@@ -77,7 +79,7 @@ class ScreenedRows:
 def pivots_of_few(
     kernel: Any, values: Array, tol: float, max_rank: int, weights: Array
 ) -> tuple[Array, Array]:
-    """Greedy pivots (joint paper, Algorithm 1) among twice as many rows as there may be pivots.
+    """Greedy pivots (joint paper, Algorithm 1) among twice as many rows as there may be pivots, at least 64.
 
     Kernels that are compared need bases that are alike, not the best ones. LAPACK's factorisation
     with pivots takes a tenth of the time of the choice from all rows.
@@ -99,7 +101,8 @@ def pivots_of_few(
         Positions of the rows, shape (m,), and the Cholesky factor of their Gram matrix.
     """
     n = len(values)
-    few = np.unique(np.linspace(0, n - 1, min(n, 2 * max_rank)).astype(np.intp))
+    count = min(n, max(2 * max_rank, _LEAST_ROWS))
+    few = np.unique(np.linspace(0, n - 1, count).astype(np.intp))
     few = few[weights[few] > 0.0]
     gram = np.asarray(kernel(values[few], values[few]), dtype=np.float64)
     largest = float(gram.diagonal().max())
