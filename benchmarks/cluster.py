@@ -236,7 +236,7 @@ class WatchedFit:
 
     def _run(self, run: Callable[[], Describe]) -> Describe:
         describe = run()
-        peaks = [peak_of(worker) for worker in self._workers()]
+        peaks = [peak_of(worker, shared=True) for worker in self._workers()]
         with connected(self.fit.scheduler) as client:
             short = want_of_memory(client)
         result = {"worker_bytes": peaks, "worker_peak": max(peaks), **asdict(short)}
@@ -251,8 +251,8 @@ class WatchedFit:
 def large_case(bench: Bench, size: Size) -> None:
     """A joint fit on two workers of 1 GB: no spilling, no pause, and the memory that was predicted.
 
-    A worker's peak is its proportional set size at the system's high-water mark; what was predicted
-    is what the fit was held to before it began. Bytes that workers ever wrote to disk count as
+    A worker's peak is the system's high-water mark of its resident set; what was predicted is what
+    the fit was held to before it began. Bytes that workers ever wrote to disk count as
     spilled, however briefly they were there.
     """
     store = _store(bench, size.rows)

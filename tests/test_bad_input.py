@@ -952,10 +952,10 @@ def test_a_foreign_zarr_store_is_not_overwritten(tmp_path, fitted, few):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A real file system of 256 kB."""
+    """A real file system of 384 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=384k", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a file system is not permitted here")
     yield folder

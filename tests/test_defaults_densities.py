@@ -109,7 +109,8 @@ def test_laws_at_the_end_of_the_range_have_a_density_beyond_it():
     x = rng.normal(size=(ROWS, 2))
     y = x.sum(axis=1, keepdims=True) + 0.1 * rng.normal(size=(ROWS, 1))
     kernel = kernels.Gaussian(3.0)
-    fit = JointDistribution(kernel_x=kernel, kernel_y=kernel, tol=1e-3, reg=1e-3, residual=True)
+    options = {"tol": 1e-3, "reg": 1e-3, "residual": True, "support": "bounded"}
+    fit = JointDistribution(kernel_x=kernel, kernel_y=kernel, **options)
     top = y.max()
     law = fit.fit(x, y).conditional([x.max(axis=0)])
     assert law.effective_support() >= 0.05

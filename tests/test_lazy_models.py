@@ -240,7 +240,7 @@ def test_wrong_uses_end_with_2_or_3(store, model, tmp_path):
     path, _ = model
     new = tmp_path / "f.zarr"
     transform = ("transform", store, "--model", path, "--out", new)
-    assert_refused(2, *transform[:-1], store, says="already exists")
+    assert_refused(2, *transform[:-1], store, says="would replace the input STORE")
     assert_refused(2, *transform, "--dtype", "int8", says="'int8' is not one of")
     assert_refused(2, *transform, "--chunk-rows", 2**40, says="--chunk-rows must lie between")
     assert_refused(3, *transform, "--memory-limit", "10MB", says="lower --chunk-rows")
@@ -276,7 +276,7 @@ def long_store(tmp_path_factory):
 
 def half_written(process, folder):
     """The command has begun to write."""
-    while not list(folder.glob(".f.zarr.*.partial/x/c/*")):
+    while not list(folder.glob(".f.zarr.*.partial/output/x/c/*")):
         assert process.poll() is None
         time.sleep(0.05)
 
@@ -302,4 +302,4 @@ def test_killing_leaves_nothing_at_the_output(long_store, model, tmp_path):
     assert not out.exists()
     (aside,) = tmp_path.iterdir()
     with pytest.raises(StoreError, match="is unfinished"):
-        open_sample(aside)
+        open_sample(aside / "output")

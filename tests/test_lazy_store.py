@@ -380,7 +380,7 @@ def test_a_folder_that_workers_do_not_see_is_refused(rows, fits, tmp_path, monke
     monkeypatch.setattr(FeatureFiles, "create", classmethod(elsewhere))
     with pytest.raises(ResourceError, match="all workers must see the output's folder"):
         fits["newton"][0].transform_store(rows[0], tmp_path / "f")
-    assert [p.name for p in tmp_path.iterdir()] == ["gone"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_chunks_that_are_not_there_at_the_end_are_missed(rows, fits, tmp_path, monkeypatch):

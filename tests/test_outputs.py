@@ -63,6 +63,14 @@ def text_of(path):
     return described.get("attributes", {}).get("cme_dask", described)["text"]
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Shells start processes in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(params=["exchange", "two steps"])
 def file_system(request, monkeypatch):
     """One that exchanges two paths, and one that can't and renames without a look."""

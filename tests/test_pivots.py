@@ -125,7 +125,7 @@ def test_given_pivots_without_copies_span_what_the_points_span(rng):
 
 def test_rows_that_span_no_more_end_the_choice():
     points = np.repeat(np.arange(5.0), 100)[:, None]
-    result = pivoted_cholesky(kernels.kernels.Gaussian(1.0), points, 0.0)
+    result = pivoted_cholesky(kernels.Gaussian(1.0), points, 0.0)
     assert len(result.pivots) == 5
     assert result.exhausted
     assert result.residual_trace[-1] < 1e-15

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 import zarr
 from click.testing import CliRunner
-from conftest import write_store
+from conftest import rewriting, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,8 @@ def reads(monkeypatch):
     original = zarr.storage.LocalStore.get
 
     async def get(self, key, prototype, byte_range=None):
-        if "/c/" in key or key.startswith("c/"):
+        # The four bytes at the end of a chunk are its checksum.
+        if ("/c/" in key or key.startswith("c/")) and byte_range is None:
             keys.append(key)
         return await original(self, key, prototype, byte_range)
 
@@ -277,7 +278,8 @@ def test_bad_input(tmp_path, rng):
 
 def test_codes_without_a_label(tmp_path):
     first = full_table(tmp_path)
-    zarr.open_group(str(first))["x"][70, 1] = 3.0
+    with rewriting(first) as group:
+        group["x"][70, 1] = 3.0
     with pytest.raises(StoreError, match=r"column 'wd' of .*first has the code 3.0, .* 0 to 2"):
         rechunk(first, tmp_path / "out")
 

@@ -46,18 +46,19 @@ def bytes_of(process: psutil.Process) -> int:
     return 0
 
 
-def peak_of(process: psutil.Process) -> int:
+def peak_of(process: psutil.Process, *, shared: bool = False) -> int:
     """Most memory that a process has held since it began, by :data:`MEASURE`; 0 if it has ended.
 
     Of Linux's high-water mark of the resident set, which misses no moment, what the process shares
-    now is taken off as the proportional set size does.
+    now is taken off as the proportional set size does, unless ``shared``: Dask pauses workers by
+    their resident set.
     """
     with contextlib.suppress(psutil.Error, OSError):
         if MEASURE == "PSS":
             status = Path(f"/proc/{process.pid}/status").read_text()
             highest = 1024 * int(status.split("VmHWM:")[1].split()[0])
             now = process.memory_full_info()
-            return int(highest - now.rss + now.pss)
+            return int(highest if shared else highest - now.rss + now.pss)
         return int(process.memory_info().rss)
     return 0
 

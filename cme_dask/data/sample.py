@@ -29,10 +29,10 @@ from cme_dask.data.store import (
 )
 from cme_dask.errors import DataError, StoreError, without_secrets
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
-from cme_dask.numerics.given_location import BesideResiduals
 from cme_dask.numerics.reduction import Filled
 
 if TYPE_CHECKING:
+    from cme_dask.numerics.given_location import BesideResiduals
     from cme_dask.numerics.location import Residuals
 
 Array = Any
@@ -409,6 +409,8 @@ class Sample:
 
     def beside_residuals(self, residuals: "Residuals") -> "Sample":
         """The rows (x, y, x', e): those that passes make beside these, for two fits in one pass."""
+        from cme_dask.numerics.given_location import BesideResiduals  # and with it the moments
+
         return replace(self, residuals=BesideResiduals(residuals))
 
     def check_whole(self, what: str) -> None:

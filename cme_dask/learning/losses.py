@@ -79,9 +79,9 @@ class ScreenedRows:
 def pivots_of_few(
     kernel: Any, values: Array, tol: float, max_rank: int, weights: Array
 ) -> tuple[Array, Array]:
-    """Greedy pivots (joint paper, Algorithm 1) among twice as many rows as there may be pivots, at least 64.
+    """Greedy pivots (joint paper, Algorithm 1) among few rows.
 
-    Kernels that are compared need bases that are alike, not the best ones. LAPACK's factorisation
+    These are twice as many as there may be pivots, and at least 64. Kernels that are compared need bases that are alike, not the best ones. LAPACK's factorisation
     with pivots takes a tenth of the time of the choice from all rows.
 
     Parameters
