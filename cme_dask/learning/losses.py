@@ -81,8 +81,9 @@ def pivots_of_few(
 ) -> tuple[Array, Array]:
     """Greedy pivots (joint paper, Algorithm 1) among few rows.
 
-    These are twice as many as there may be pivots, and at least 64. Kernels that are compared need bases that are alike, not the best ones. LAPACK's factorisation
-    with pivots takes a tenth of the time of the choice from all rows.
+    These are twice as many as there may be pivots, and at least 64. Kernels that are compared need
+    bases that are alike, not the best ones, and LAPACK's factorisation with pivots takes a tenth of
+    the time of the choice from all rows.
 
     Parameters
     ----------
