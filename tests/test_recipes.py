@@ -108,9 +108,8 @@ def test_both_jobs_end_alike():
 
 SUBMITTED = """
 set -e
-fit() {
-    echo fit rows.zarr --kernel-x gaussian:1 --kernel-y gaussian:1 --out $1.model --checkpoint $1.run
-}
+KERNELS="--kernel-x gaussian:1 --kernel-y gaussian:1"
+fit() { echo fit rows.zarr $KERNELS --out $1.model --checkpoint $1.run; }
 cme-dask sample rows.zarr --rows 1e6
 cme-dask $(fit expected)
 JOB=$(sbatch --parsable --ntasks=2 --cpus-per-task=1 --time=9 fit.sbatch $(fit requeued))
