@@ -110,7 +110,7 @@ SUBMITTED = """
 set -e
 KERNELS="--kernel-x gaussian:1 --kernel-y gaussian:1"
 fit() { echo fit rows.zarr $KERNELS --out $1.model --checkpoint $1.run; }
-cme-dask sample rows.zarr --rows 1e6
+cme-dask sample rows.zarr --rows 4e5
 cme-dask $(fit expected)
 JOB=$(sbatch --parsable --ntasks=2 --cpus-per-task=1 --time=9 fit.sbatch $(fit requeued))
 until [ -d requeued.run ]; do sleep 0.2; done

@@ -11,7 +11,7 @@ address_file=$PWD/.cme-dask-$$.json
     --nthreads "${THREADS:-1}" --memory-limit "${MEMORY:-4GiB}" \
     --local-directory "${TMPDIR:-/tmp}" &
 cluster=$!
-trap 'kill $cluster 2>/dev/null; rm -f "$address_file"' EXIT
+trap 'kill $cluster 2>/dev/null; wait $cluster || true; rm -f "$address_file"' EXIT
 until [ -s "$address_file" ]; do
     kill -0 "$cluster" 2>/dev/null || { echo "the cluster did not start" >&2; exit 3; }
     sleep 1

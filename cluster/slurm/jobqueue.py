@@ -12,6 +12,15 @@ from distributed import Client
 from cme_dask import JointDistribution, kernels
 
 
+def seconds(walltime: str) -> int:
+    """Seconds of a time limit such as 02:00:00."""
+    try:
+        h, m, s = map(int, walltime.split(":"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not HH:MM:SS: {walltime}") from None
+    return 3600 * h + 60 * m + s
+
+
 def options() -> argparse.Namespace:
     """Where the rows are, where the model goes, and how many jobs work on it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -21,7 +30,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=10, help="jobs of workers (10)")
     parser.add_argument("--cores", type=int, default=4, help="threads of each job (4)")
     parser.add_argument("--memory", default="8GB", help="memory of each job (8GB)")
-    parser.add_argument("--walltime", default="02:00:00", help="time limit of a job (02:00:00)")
+    parser.add_argument(
+        "--walltime", type=seconds, default="02:00:00", help="time limit of a job (02:00:00)"
+    )
     parser.add_argument("--partition", help="partition of the jobs")
     parser.add_argument("--length-scale", type=float, help="of Gaussian kernels (learned)")
     return parser.parse_args()
@@ -35,15 +46,15 @@ def main() -> None:
     if os.path.exists(given.out):
         sys.exit(f"jobqueue.py: {given.out} is there already: remove it, or name another one")
     # Workers close before their job ends, so that their tasks move and nothing is computed twice.
-    hours, minutes, seconds = map(int, given.walltime.split(":"))
-    lifetime = max(60, 3600 * hours + 60 * minutes + seconds - 300)
+    lifetime = max(60, given.walltime - 300)
+    minutes, second = divmod(given.walltime, 60)
     kernel = None if given.length_scale is None else kernels.Gaussian(given.length_scale)
     cluster = SLURMCluster(
         queue=given.partition,
         cores=given.cores,
         processes=1,
         memory=given.memory,
-        walltime=given.walltime,
+        walltime=f"{minutes // 60:02}:{minutes % 60:02}:{second:02}",
         worker_extra_args=["--lifetime", f"{lifetime}s", "--lifetime-stagger", "60s"],
         log_directory="workers",
     )
