@@ -179,12 +179,12 @@ def test_composition_as_plain_processes(tmp_path):
     pytest.importorskip("moto")
     for _ in range(2):  # the second fit finds its model
         found = done(
-            sys.executable, CLUSTER / "container" / "run_plain.py", tmp_path, "--rows", "2e5"
+            sys.executable, CLUSTER / "container" / "run_plain.py", tmp_path, "--rows", "5e4"
         )
         assert found.returncode == 0, found.stdout + found.stderr
     local = ["rows.zarr", "--out", "local.model", "--kernel", "median"]
     line = shlex.join(["cme-dask", "fit", *local])
-    found = done("bash", "-c", f"cd {tmp_path} && cme-dask sample rows.zarr --rows 2e5 && {line}")
+    found = done("bash", "-c", f"cd {tmp_path} && cme-dask sample rows.zarr --rows 5e4 && {line}")
     assert found.returncode == 0, found.stderr
     assert arrays(tmp_path / "rows.model") == arrays(tmp_path / "local.model")
 

@@ -46,6 +46,7 @@ SelectTypeParameters=CR_CPU_Memory
 MpiDefault=none
 ReturnToService=2
 KillWait=5
+MinJobAge=86400
 SchedulerParameters=sched_interval=2
 SlurmdParameters=config_overrides
 StateSaveLocation=$home/state
