@@ -65,5 +65,6 @@ def test_the_sdist_holds_what_its_tests_and_pages_need():
     names = {file.distribution_path for file in files}
     needed = ["run", "CITATION.cff", "CONTRIBUTING.md", "docs/conf.py", "docs/project/security.md"]
     needed += ["tests/public_api.txt", "conda/recipe.yaml", "packaging/tries.py", "LICENSE"]
+    needed += ["cluster/slurm/fit.sbatch", "cluster/container/Dockerfile"]
     assert set(needed) <= names
     assert not [n for n in names if n.startswith(("build/", "docs/reference/api")) or ".venv" in n]
