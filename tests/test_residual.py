@@ -520,6 +520,21 @@ def test_files_bring_everything_back(tmp_path, kept, which):
     assert repr(back) == repr(model)
 
 
+def test_files_of_earlier_versions_name_no_kind_of_location_and_no_values(tmp_path):
+    x, y = SCENARIOS["skewed"].draw(300, 0)
+    model = quick(support="bounded").fit(x, y).model_
+    state = model.to_state()
+    described = state.description["residual"]
+    assert described["location"].pop("type") == "MeanFunction"
+    del described["values"]
+    back = JointModel.from_state(state)
+    assert back.residual.values is None
+    asked = np.linspace(-3, 3, 20)[:, None]
+    for answer in ("mean", "std", "median"):
+        each = [getattr(m.conditional(asked), answer)() for m in (model, back)]
+        np.testing.assert_array_equal(*each)
+
+
 def test_laws_are_atoms_moved_to_the_location(kept):
     for model in kept:
         x = np.linspace(-2, 2, 7)[:, None]
