@@ -562,9 +562,7 @@ def learn_by_bound(
                     score = state.best_loss if held_out is not None else None
                     losses = () if held_out is None else (float(state.history[-1, -1]),)
                     callback(
-                        TuningProgress(
-                            "learning", state.step, options.steps, score, losses=losses
-                        )
+                        TuningProgress("learning", state.step, options.steps, score, losses=losses)
                     )
             if state.step == options.steps or state.stale >= options.patience:
                 break

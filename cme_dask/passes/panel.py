@@ -241,6 +241,7 @@ class LivePanel(SchedulerPlugin):  # type: ignore[misc]
         if key not in self._fits:
             self._begun += 1
             self._fits[key] = self._begun, FitFigures(self._clock)
+            self._sampled = -math.inf  # of this fit there is no sample yet
             self._forget()
         self._fits[key][1].update(msg)
         self._sample()

@@ -11,7 +11,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -29,7 +28,6 @@ from cme_dask.passes.progress import Event
 _EVERY = 0.5  # seconds between messages
 _INSTALL_SECONDS = 10.0  # for which a fit waits for its panel
 _LAST_SECONDS = 2.0  # for which it waits until its last message is sent
-_HELD = 100  # messages that wait for a scheduler which does not answer
 
 log = logging.getLogger("cme_dask.run")
 
@@ -58,11 +56,10 @@ class Publisher:
     def __init__(self, client: Client, name: str, rows: int) -> None:
         self._client, self._fit = client, uuid4().hex
         self._lock, self._sending = threading.Lock(), asyncio.Lock()
-        self._outbox: deque[dict[str, Any]] = deque(maxlen=_HELD)
-        self._sent, self._step, self._passes = -math.inf, 0, 0
+        self._sent, self._scheduled, self._passes = -math.inf, False, 0
         self._news: dict[str, Any] = {}
         self._values(name=name, rows=rows, client=client.id)
-        self._flush(urgent=True)
+        self._flush()
 
     # Reports
 
@@ -77,8 +74,7 @@ class Publisher:
             left=event.seconds_left,
             text=event.text,
         )
-        urgent, self._step = event.step != self._step, event.step
-        self._flush(urgent)
+        self._flush()
 
     def trace(self, variable: str, rank: int, residual: float, tol: float) -> None:
         """Take the trace error of a basis of this rank."""
@@ -96,7 +92,7 @@ class Publisher:
         """Take the beginning of a pass over the rows."""
         self._passes += 1
         self._pass(name=name, rows_total=rows, tasks=tasks)
-        self._flush(urgent=True)
+        self._flush()
 
     def continue_pass(self, rows: int, seconds: float) -> None:
         """Take the rows of the pass that are done."""
@@ -116,10 +112,9 @@ class Publisher:
     def close(self, status: str, error: str = "") -> None:
         """Send what is left, and how the fit has ended."""
         self._values(status=status, error=error)
-        self._flush(urgent=True)
         if self._client.status == "running":
             with contextlib.suppress(Exception):  # a lost scheduler is reported by the fit
-                self._client.sync(self._drain, callback_timeout=_LAST_SECONDS)
+                self._client.sync(self._send, callback_timeout=_LAST_SECONDS)
 
     # Messages
 
@@ -137,23 +132,30 @@ class Publisher:
             passes.setdefault(self._passes, {}).update(values)
 
     def _flush(self, urgent: bool = False) -> None:
-        now = time.monotonic()
+        """Have what there is sent soon, with what comes until then; or at once."""
         with self._lock:
-            if not self._news or not (urgent or now - self._sent >= _EVERY):
+            if self._scheduled and not urgent:
                 return
-            self._sent, news, self._news = now, self._news, {}
-            # MessagePack as Dask reads it has no keys that are numbers.
-            news["passes"] = [[n, changes] for n, changes in news.get("passes", {}).items()]
-            self._outbox.append({"fit": self._fit, **news})
+            self._scheduled = True
         with contextlib.suppress(RuntimeError):  # of a loop that is closed
-            self._client.loop.add_callback(self._drain)
+            self._client.loop.add_callback(self._send if urgent else self._send_later)
 
-    async def _drain(self) -> None:
+    async def _send_later(self) -> None:
+        await asyncio.sleep(max(0.0, self._sent + _EVERY - time.monotonic()))
+        await self._send()
+
+    async def _send(self) -> None:
         async with self._sending:  # one after the other, so that none overtakes another
-            while self._outbox:
-                message = self._outbox.popleft()
-                with contextlib.suppress(Exception):  # figures that are lost are only not shown
-                    await self._client.scheduler.log_event(topic=PANEL, msg=message)
+            with self._lock:
+                news, self._news, self._scheduled = self._news, {}, False
+            if not news:
+                return
+            self._sent = time.monotonic()
+            # MessagePack as Dask reads it has no keys that are numbers.
+            passes = [[number, values] for number, values in news.pop("passes", {}).items()]
+            message = {"fit": self._fit, "passes": passes, **news}
+            with contextlib.suppress(Exception):  # figures that are lost are only not shown
+                await self._client.scheduler.log_event(topic=PANEL, msg=message)
 
 
 @contextlib.contextmanager
@@ -195,7 +197,9 @@ def _has_panel(client: Client) -> bool:
         return False
     if client not in _INSTALLED:
         try:
-            installed = bool(within(_INSTALL_SECONDS, partial(client.run_on_scheduler, _installer())))
+            installed = bool(
+                within(_INSTALL_SECONDS, partial(client.run_on_scheduler, _installer()))
+            )
         except Exception as error:  # noqa: BLE001 - a fit does not need its panel
             log.debug("no live panel: %s", error)
             installed = False
