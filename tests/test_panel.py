@@ -84,6 +84,15 @@ def test_each_basis_has_a_curve_that_stays_short():
     assert ranks == sorted(set(ranks))
 
 
+def test_losses_are_those_of_the_latest_search():
+    shown = FitFigures(Clock())
+    stages = ["grid", "grid", "refine", "grid", "columns"]
+    shown.update({"losses": [[stage, float(i)] for i, stage in enumerate(stages)]})
+    assert shown.figures(1, {})["losses"] == [(1, "grid", 3.0), (2, "columns", 4.0)]
+    shown.update({"losses": [["shortlist", 5.0], ["shortlist", float("nan")], ["rescale", 7.0]]})
+    assert shown.figures(1, {})["losses"] == [(1, "shortlist", 5.0), (3, "rescale", 7.0)]
+
+
 def scheduler_of(**memory):
     """What the panel asks of a scheduler without a dashboard."""
     workers = {

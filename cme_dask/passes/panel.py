@@ -32,6 +32,7 @@ _POINTS = 400  # of a curve; then every other one goes
 _LOSSES = 2000  # of a fit, the latest
 _WORKERS = 16  # that the page lists, those with the highest peak
 _TEXT = 200  # letters of whatever a fit sends
+_SEARCHES = "grid", "shortlist"  # first stages of searches, whose losses are on other rows
 _SAMPLED = 1.0  # seconds between samples of the workers' memory
 
 Figures = dict[str, Any]
@@ -154,9 +155,7 @@ class FitFigures:
         for variable, rank, trace, tol in news.get("traces", ()):
             self._trace(_text(variable), _number(rank), _number(trace), _number(tol))
         for stage, loss in news.get("losses", ()):
-            self._candidates += 1
-            if _number(loss) is not None:
-                self._losses.append((self._candidates, _text(stage), loss))
+            self._loss(_text(stage), _number(loss))
         self.tokens |= {str(token) for token in news.get("tokens", ())}
 
     def _trace(
@@ -171,6 +170,15 @@ class FitFigures:
             last = Curve(variable, tol)
             self._curves.append(last)
         last.add(rank, trace)
+
+    def _loss(self, stage: str, loss: float | None) -> None:
+        before = self._losses[-1][1] if self._losses else stage
+        if stage != before and stage in _SEARCHES:
+            self._losses.clear()
+            self._candidates = 0
+        self._candidates += 1
+        if loss is not None:
+            self._losses.append((self._candidates, stage, loss))
 
     def sample(self, memory: Mapping[str, float]) -> None:
         """Take the memory of workers now, for the highest of each."""
@@ -198,7 +206,11 @@ class FitFigures:
             if values["left"] is not None:
                 values["left"] = max(0.0, values["left"] - since)
         shown = sorted(self._peaks, key=lambda name: -self._peaks[name])[:_WORKERS]
-        workers = [{"name": w, "now": memory.get(w), "peak": self._peaks[w]} for w in sorted(shown)]
+        at_work = memory if self.running else {}
+        workers = [
+            {"name": name, "now": at_work.get(name), "peak": self._peaks[name]}
+            for name in sorted(shown)
+        ]
         return values | {
             "number": number,
             "passes": [one.figures(now) for _, one in sorted(self._passes.items())],
