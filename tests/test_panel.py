@@ -1,4 +1,4 @@
-"""The live panel on the dashboard of a cluster: what it shows, in a browser too, and what it takes."""
+"""The live panel on the dashboard of a cluster: what it shows, also in a browser."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 import urllib.request
+from itertools import pairwise
 from types import SimpleNamespace
 
 import dask
-import dask.array as da
 import numpy as np
 import pytest
 from conftest import IDLE
@@ -122,7 +122,7 @@ def test_tasks_that_are_run_again_count_for_their_fit_only():
         panel.log_event(PANEL, {"fit": key, "tokens": [f"token-{key}"]})
 
     def move(key, *states):
-        for start, finish in zip(states, states[1:], strict=False):
+        for start, finish in pairwise(states):
             panel.transition(key, start, finish, stimulus_id="s")
 
     move("strip-0-token-a", "released", "waiting", "processing", "released", "waiting")

@@ -1,4 +1,4 @@
-"""What a fit on a cluster sends to the live panel on the scheduler's dashboard.
+"""Figures that a fit on a cluster sends to the live panel on the scheduler's dashboard.
 
 Figures are gathered and sent twice a second at most, by the event loop of the client: the fit waits
 for none of it but the last message. Whatever goes wrong with the panel is no concern of the fit.
