@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 import urllib.request
+from importlib.util import find_spec
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -189,6 +190,12 @@ def test_two_fits_at_once_each_have_their_figures(cluster, rng):
         raise ValueError("of\n no use")
     failed = figures_of(cluster)["fits"][0]
     assert (failed["status"], failed["error"]) == ("failed", "ValueError: of no use")
+    with publishing(cluster, "Two passes", 7) as panel:
+        panel.memory(500, 1000)  # of a basis that was smaller then
+        for predicted in (900, 300):
+            panel.memory(predicted, 1000)
+            panel.begin_pass("strip-moments", 7, 1)
+    assert figures_of(cluster)["fits"][0]["predicted"] == 900
     with dask.config.set({"cme-dask.panel": False}), publishing(cluster, "Unseen", 7) as panel:
         assert panel is None
     with publishing(cluster, "Outer", 7) as outer, publishing(cluster, "Inner", 7) as inner:
@@ -282,8 +289,13 @@ def test_a_browser_reads_the_figures_while_a_worker_is_killed(browser, prefixed,
         assert page.locator("[data-worker]").count() >= 2
         assert "Predicted peak" in read("predicted")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.click("text=Task stream")
-        page.wait_for_url("**/users/ada/individual-task-stream")
+        links = page.locator("nav a, .about a").evaluate_all("links => links.map(a => a.href)")
+        own = f"http://127.0.0.1:{port}/users/ada"
+        assert f"{own}/cme" in links
+        if find_spec("bokeh") is not None:
+            assert {f"{own}/status", f"{own}/individual-task-stream"} <= set(links)
+            with urllib.request.urlopen(f"{own}/status", timeout=SECONDS) as answer:
+                assert b'<a href="cme">Cme</a>' in answer.read()
         assert said == []
     finally:
         opened.touch()

@@ -57,6 +57,7 @@ class Publisher:
         self._client, self._fit = client, uuid4().hex
         self._lock, self._sending = threading.Lock(), asyncio.Lock()
         self._sent, self._scheduled, self._passes = -math.inf, False, 0
+        self._predicted = self._most = 0  # bytes, of the pass to come and of those that began
         self._news: dict[str, Any] = {}
         self._values(name=name, rows=rows, client=client.id)
         self._flush()
@@ -85,12 +86,14 @@ class Publisher:
         self._append("losses", [[stage, float(loss)] for loss in losses])
 
     def memory(self, predicted: int, limit: int) -> None:
-        """Take the predicted peak of a worker in bytes, and its limit."""
-        self._values(predicted=predicted, limit=limit)
+        """Take the predicted peak of a worker in the pass to come, in bytes, and its limit."""
+        self._predicted = predicted
+        self._values(predicted=max(predicted, self._most), limit=limit)
 
     def begin_pass(self, name: str, rows: int, tasks: int) -> None:
         """Take the beginning of a pass over the rows."""
         self._passes += 1
+        self._most = max(self._most, self._predicted)
         self._pass(name=name, rows_total=rows, tasks=tasks)
         self._flush()
 
