@@ -471,7 +471,8 @@ def reported(
         If ``progress`` is something else.
     """
     with listening(progress) as listener, publishing(executor.client, name, n_rows) as panel:
-        listeners = [one for one in (listener, None if panel is None else shown_on(panel)) if one]
+        both = (listener, None if panel is None else shown_on(panel))
+        listeners = [one for one in both if one is not None]
         if not listeners:
             yield None
             return
