@@ -442,11 +442,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False
     ) -> AbstractContextManager[Progress | None]:
         """What the parts of a fit report to."""
-        if progress is None:
+        if progress is None and executor.client is None:
             return nullcontext()
+        name = None if plans else type(self).__name__
         columns = [len(columns.names) for columns in sample.columns[: len(self._kernels)]]
         steps = self._steps(sample, plans=plans)
-        return reported(progress, executor, sample.n_rows, columns, **steps)
+        return reported(progress, executor, sample.n_rows, columns, name=name, **steps)
 
     def _context(
         self,

@@ -11,7 +11,8 @@ from cme_dask.estimators.context import PivotProgress, Progress
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.progress import Event, FitProgress, Step, StepBegan, listening
+from cme_dask.passes.progress import Event, FitProgress, Listener, Step, StepBegan, listening
+from cme_dask.passes.publishing import Publisher, publishing
 
 ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solution"
 LOCATION, DECISION, ITERATIONS = "location", "decision", "iterations"
@@ -405,6 +406,20 @@ def steps_of(
     return [*before, location, *searched, *steps.values(), *possible]
 
 
+def shown_on(panel: Publisher) -> Listener:
+    """The listener that sends events, and what they tell of bases and candidates, to a panel."""
+
+    def listener(event: Event) -> None:
+        detail = event.detail
+        if isinstance(detail, PivotProgress):
+            panel.trace(detail.variable, detail.rank, detail.residual_trace, detail.tol)
+        elif isinstance(detail, TuningProgress):
+            panel.losses(detail.stage, detail.losses)
+        panel(event)
+
+    return listener
+
+
 @contextlib.contextmanager
 def reported(
     progress: Any,
@@ -419,8 +434,11 @@ def reported(
     given: str | None = None,
     iterates: bool = False,
     left_out: Operations | None = None,
+    name: str | None = None,
 ) -> Iterator[Progress | None]:
     """The ``progress`` to hand down in a fit, None where nobody listens.
+
+    On a cluster the live panel listens, too.
 
     Parameters
     ----------
@@ -444,14 +462,18 @@ def reported(
         Whether the solution takes a pass for each of its gradients.
     left_out
         Operations per row of a leave-one-out pass by the ranks of the bases, if there is one.
+    name
+        Of the estimator, for the panel; None for what is no fit.
 
     Raises
     ------
     DataError
         If ``progress`` is something else.
     """
-    with listening(progress) as listener:
-        if listener is None:
+    with listening(progress) as listener, publishing(executor.client, name, n_rows) as panel:
+        both = (listener, None if panel is None else shown_on(panel))
+        listeners = [one for one in both if one is not None]
+        if not listeners:
             yield None
             return
         costs = StepCosts(n_rows, columns, executor.workers, left_out)
@@ -464,6 +486,12 @@ def reported(
             given=given,
             iterates=iterates,
         )
-        target = FitProgress(steps, listener, executor.client)
+
+        def each(event: Event) -> None:
+            for one in listeners:
+                one(event)
+
+        # The panel has events of its own.
+        target = FitProgress(steps, each, None if listener is None else executor.client)
         yield StepReports(target, costs, specs, screened)
-        listener(target.finished())
+        each(target.finished())

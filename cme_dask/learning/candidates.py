@@ -241,7 +241,8 @@ class TuningProgress:
 
     The score is None as long as no kernels were found that are better than independence. The ranks
     are those of the best kernels so far on the rows of the search, of x first. ``later`` are the
-    trials of the stages that follow, at most.
+    trials of the stages that follow, at most. ``losses`` are held-out losses of the candidates
+    since the last report, each with its best ridge: of several losses the first.
     """
 
     stage: str
@@ -250,6 +251,7 @@ class TuningProgress:
     score: float | None
     ranks: tuple[int, ...] = ()
     later: int = 0
+    losses: tuple[float, ...] = ()
 
     @property
     def best(self) -> str:

@@ -560,7 +560,10 @@ def learn_by_bound(
                     save(state)
                 if callback is not None:
                     score = state.best_loss if held_out is not None else None
-                    callback(TuningProgress("learning", state.step, options.steps, score))
+                    losses = () if held_out is None else (float(state.history[-1, -1]),)
+                    callback(
+                        TuningProgress("learning", state.step, options.steps, score, losses=losses)
+                    )
             if state.step == options.steps or state.stale >= options.patience:
                 break
         else:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,7 @@ class KernelSearch:
         self._later = {"grid": later, "columns": evaluations}
         self.stages: dict[Pair, str] = {}
         self.losses: dict[Pair, tuple[Array, Array]] = {}
+        self._reported = 0
         self.score_of: Callable[..., Array] = lambda *losses: losses[0]
         self._sides: dict[tuple[int, KernelPoint], ScreenedSide] = {}
         self._ranks: dict[tuple[int, KernelPoint], int] = {}
@@ -151,7 +152,10 @@ class KernelSearch:
         known = scores[at] < 0.0 or not self.problem.relative
         score = float(scores[at]) if known else None
         later = self._later.get(stage, 0)
-        self._callback(TuningProgress(stage, done, most, score, ranks, later))
+        new = islice(self.losses.values(), self._reported, None)
+        losses_of = tuple(float(loss[0].min()) for loss, _ in new)
+        self._reported = len(self.losses)
+        self._callback(TuningProgress(stage, done, most, score, ranks, later, losses_of))
 
 
 def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:

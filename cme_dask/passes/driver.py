@@ -53,6 +53,7 @@ from cme_dask.passes.cluster import (
     run_on_workers,
 )
 from cme_dask.passes.progress import Listener
+from cme_dask.passes.publishing import current
 
 A_WORKER = "a worker"
 """The place of a prediction that is about a worker of a cluster."""
@@ -158,10 +159,13 @@ class Executor:
         place = "the client" if self.worker_memory else "this machine"
         plans = [MemoryPlan(base + v, self.memory, place, k) for k, v in cost.alone.items()]
         if self.worker_memory:
-            plans += [
+            workers = [
                 MemoryPlan(self.worker_resident + threads * task + waiting, limit, A_WORKER)
                 for threads, limit in self.worker_memory
             ]
+            plans += workers
+            if (panel := current()) is not None:
+                panel.memory(max(p.predicted for p in workers), min(p.limit for p in workers))
         else:
             processes = self.workers if self.kind == "processes" else 0
             running = processes * _CHILD + self.workers * task + waiting
@@ -234,6 +238,8 @@ class Executor:
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
                 functions = leaf.__name__, merge.__name__
+                if (panel := current()) is not None:
+                    panel.run(token)
                 job = ClusterRun(self.client, graph, len(payloads), functions, token, on_done)
                 return job.result()
             tasks = graph()

@@ -41,6 +41,7 @@ from cme_dask.passes.checkpoint import (
 )
 from cme_dask.passes.driver import Executor, without_limits
 from cme_dask.passes.progress import Listener, pass_event
+from cme_dask.passes.publishing import current
 
 if TYPE_CHECKING:
     from cme_dask.numerics.given_location import BesideResiduals
@@ -170,11 +171,16 @@ def run_pass(
     n, strips = sample.n_rows, sum(run.strips for run in runs)
     info = {"event": "pass started", "pass": name, "rows": n, "tasks": len(runs), "strips": strips}
     log.info("pass %s over %s rows", name, f"{n:,}", extra=info)
+    panel = None if executor.client is None else current()
+    if panel is not None:
+        panel.begin_pass(name, n, len(runs))
     begin, marks = time.perf_counter(), [(0, 0.0)]  # rows that tasks wrote, seconds
 
     def ended(number: int) -> None:
         first, last = runs[number].own or (runs[number].start, runs[number].stop)
         marks.append((marks[-1][0] + last - first, time.perf_counter() - begin))
+        if panel is not None:
+            panel.continue_pass(*marks[-1])
         if progress is not None:
             progress(pass_event(name, marks[-1][0], n, marks[-1][1]))
 
@@ -201,6 +207,8 @@ def run_pass(
     edges = np.interp(np.linspace(0, n, 11), ends, times)
     info |= {"event": "pass ended", "seconds": seconds, "rows_per_second": n / seconds}
     log.info("pass %s: %.3g s", name, seconds, extra=info)
+    if panel is not None:
+        panel.end_pass(seconds)
     report = PassReport(
         rows=rows,
         strips=strips,
