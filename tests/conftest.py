@@ -3,8 +3,10 @@
 import compileall
 import contextlib
 import itertools
+import multiprocessing
 import shutil
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,6 +46,24 @@ def no_waiting_for_the_disk(request):
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SYNCS", False):
             patch.setattr("cme_dask.data.atomic.os.fsync", lambda descriptor: None)
+        yield
+
+
+class ForkedPool(ProcessPoolExecutor):
+    """Worker processes that are forked from one which has imported the package."""
+
+    def __init__(self, workers, context, **options):
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["cme_dask.estimators.joint", "cme_dask.data.ingest"])
+        super().__init__(workers, server, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_processes(request):
+    """Worker processes begin without imports, which take seconds, but where a module tests them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "SPAWNS", False):
+            patch.setattr("cme_dask.passes.driver.ProcessPoolExecutor", ForkedPool)
         yield
 
 
