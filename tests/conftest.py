@@ -103,7 +103,10 @@ BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "average
 
 
 def shorten_searches(patch, **changes):
-    """Searches for kernels are brief by default, by this monkeypatch, or briefer still."""
+    """Searches for kernels are brief by default, by this monkeypatch, or briefer still.
+
+    Learned bases have at most 100 pivots, unless ``max_rank`` is given.
+    """
     from cme_dask import Tuning
 
     names = [field.name for field in fields(Tuning)]
@@ -111,6 +114,7 @@ def shorten_searches(patch, **changes):
     brief = BRIEF | changes
     patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | brief).values()))
     assert Tuning() == Tuning(**brief)
+    patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 100)
 
 
 @pytest.fixture
