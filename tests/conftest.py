@@ -3,8 +3,10 @@
 import compileall
 import contextlib
 import itertools
+import multiprocessing
 import shutil
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -29,6 +31,11 @@ def pytest_configure(config):
         compileall.compile_dir(Path(__file__).parents[1] / "cme_dask", quiet=1)
 
 
+def pytest_collection_modifyitems(items):
+    """Types are checked last: by then mypy, which runs beside the tests, has filled its cache."""
+    items.sort(key=lambda item: item.name == "test_checkers_and_editors_know_the_types")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread():
     """Small matrices only get slower on several threads, of BLAS or of OpenMP."""
@@ -44,6 +51,24 @@ def no_waiting_for_the_disk(request):
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SYNCS", False):
             patch.setattr("cme_dask.data.atomic.os.fsync", lambda descriptor: None)
+        yield
+
+
+class ForkedPool(ProcessPoolExecutor):
+    """Worker processes that are forked from one which has imported the package."""
+
+    def __init__(self, workers, context, **options):
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["cme_dask.estimators.joint", "cme_dask.data.ingest"])
+        super().__init__(workers, server, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_processes(request):
+    """Worker processes begin without imports, which take seconds, but where a module tests them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "SPAWNS", False):
+            patch.setattr("cme_dask.passes.driver.ProcessPoolExecutor", ForkedPool)
         yield
 
 
@@ -83,7 +108,10 @@ BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "average
 
 
 def shorten_searches(patch, **changes):
-    """Searches for kernels are brief by default, by this monkeypatch, or briefer still."""
+    """Searches for kernels are brief by default, by this monkeypatch, or briefer still.
+
+    Learned bases have at most 100 pivots, unless ``max_rank`` is given.
+    """
     from cme_dask import Tuning
 
     names = [field.name for field in fields(Tuning)]
@@ -91,6 +119,7 @@ def shorten_searches(patch, **changes):
     brief = BRIEF | changes
     patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | brief).values()))
     assert Tuning() == Tuning(**brief)
+    patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 100)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from cme_dask import JointDistribution, kernels
 from cme_dask.numerics.reduction import RowRange, plan_ranges, strip_length, tree_merges, tree_sum
 
 N = 10_001  # three strips, the last one short
+SPAWNS = True  # see conftest
 
 
 def table(n=N, seed=3):

@@ -35,7 +35,7 @@ from cme_dask.passes import checkpoint as checkpoints
 from cme_dask.passes import driver
 from cme_dask.passes.checkpoint import checkpointed_run, discard, is_checkpoint
 
-SYNCS = True
+SYNCS = SPAWNS = True  # see conftest
 MODEL = model_file.OUTPUT
 GIVEN = ("--kernel", "gaussian:1.0", "--reg", "1e-4", "--max-rank", "8", "--residual", "no")
 

@@ -37,6 +37,7 @@ KERNELS = {
 }
 GAUSSIAN = KERNELS["gaussian"]
 N = 1500
+SPAWNS = True  # see conftest
 
 
 def scattered(rng):

@@ -317,7 +317,13 @@ def test_sparse_embeddings_are_elements_of_the_same_space():
     np.testing.assert_allclose(sparse.distance(dense), direct, atol=1e-6)
 
 
-@pytest.mark.usefixtures("quick_studies")
+@pytest.fixture
+def few_nodes(monkeypatch):
+    """Expected errors of rules by quadrature at a quarter of the nodes."""
+    monkeypatch.setattr(rule_rates, "_NODES", 12)
+
+
+@pytest.mark.usefixtures("quick_studies", "few_nodes")
 def test_the_study_of_rates(tmp_path):
     command = ["study", "rates", "--rows", "200", "--rows", "3200", "--seeds", "2"]
     result = CliRunner().invoke(cli, [*command, "--out", str(tmp_path / "rates"), "--workers", "1"])
@@ -338,6 +344,7 @@ def test_the_study_of_rates(tmp_path):
     assert [each["passes"]["mean"] for each in rules.values()] == [1, 1, 2, 2, 1]
 
 
+@pytest.mark.usefixtures("few_nodes")
 def test_the_expected_errors_of_rules_are_means_over_draws():
     """Of the sum rule and Bayes' rules, against closed forms of a linear Gaussian model."""
     draws = [rule_rates.judge(2000, seed) for seed in range(12)]

@@ -9,7 +9,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import BRIEF
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
@@ -17,7 +16,7 @@ from sklearn.metrics import brier_score_loss, r2_score
 from test_holdout import DAY, GROUP, TIME, W, X, Y, mask, write
 from test_reads import opened
 
-from cme_dask import JointDistribution, Tuning, kernels, load, metrics, score
+from cme_dask import JointDistribution, kernels, load, metrics, score
 from cme_dask.cli import cli, fitting
 from cme_dask.cli.compute import Compute
 from cme_dask.cli.fitting import TrainingRows, fit_and_save
@@ -533,11 +532,11 @@ def test_the_command_reports_all_scores_of_the_laws(store, model):
     assert all(plain[key] is None for key in (*asked, "log_score"))
 
 
-def test_intervals_of_learned_laws_cover_what_they_say(store):
+def test_intervals_of_learned_laws_cover_what_they_say(store, brief_search):
     """On whole weeks that were held out, with locations and averaged members."""
     sample = open_sample(str(store)).fold_by("7d")
     fitted, held_out = sample.split(0.3)
-    law = JointDistribution(sample_size=1000, tuning=Tuning(**BRIEF)).fit(fitted)
+    law = JointDistribution(sample_size=1000).fit(fitted)
     seen = []
     coverage = score(law, held_out, progress=seen.append).coverage
     assert seen[-1].rows == seen[-1].rows_total
