@@ -107,7 +107,7 @@ def _positions(names: Sequence[str], x: Columns, y: Columns) -> tuple[int, ...]:
     if unknown:
         raise DataError(
             f"the location {', '.join(map(repr, unknown))} is no column of x: there are "
-            f"{x.listed()}; predictions are a column of x, also where the model is asked"
+            f"{x.listed()}; predictions are a column of x, at the points of queries too"
         )
     labelled = [name for name in names if name in x.categories]
     if labelled:

@@ -108,7 +108,7 @@ def _exact(tree: Any, factor: float, q: int) -> Tree:
 def _binned(nodes: Array) -> Tree:
     children = np.stack([nodes["left"], nodes["right"]], axis=1).astype(np.int64)
     children[nodes["is_leaf"].astype(bool)] = -1
-    # The root of nothing but missing values on one side has no finite threshold.
+    # A split of missing values from all others has an infinite threshold, which files refuse.
     threshold = np.clip(nodes["num_threshold"], -np.finfo(float).max, np.finfo(float).max)
     return Tree(nodes["feature_idx"], threshold, children, nodes["value"][:, None])
 
@@ -340,7 +340,7 @@ def better_trees(
     kinds
         Which are tried, of ``KINDS``.
     ridge
-        The score of the other location on some of the rows.
+        The error of the ridge regression on some of the rows.
     """
     found: dict[str, CrossFit] = {}
     errors: dict[str, float] = {}
