@@ -92,7 +92,8 @@ def bench(
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved
     model's expectations and quantiles), cluster (workers beside threads, beside independent
     processes, and on a slow network), large (rows 20 times larger than the memory of the workers),
-    multiclass (classes with a learned kernel beside gradient boosting in memory).
+    multiclass (classes with a learned kernel beside gradient boosting in memory), sizing (passes on
+    1 to 64 workers, and on 1,000 stubs of workers, beside the simulation that sizes clusters).
     Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables

@@ -221,7 +221,7 @@ def plan_cluster(
     for name, rate in (("read_rate", read_rate), ("file_system", file_system)):
         if rate is not None and not rate > 0.0:
             raise DataError(f"{name} must be positive, in bytes per second, got {rate!r}")
-    sizing = _Sizing(
+    sizing = ClusterSizing(
         plan,
         plan.workload,
         int(rows),
@@ -257,7 +257,7 @@ def _chunk_rows(workload: PassWorkload) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sizing:
+class ClusterSizing:
     """A fit of so many rows, and the rates of a cluster; the cluster itself varies."""
 
     fit: FitPlan

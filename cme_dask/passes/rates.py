@@ -1,9 +1,9 @@
 """Rates of a cluster's scheduler, client and messages, measured in seconds on this machine.
 
-A scheduler in a process of its own meets as many stub workers as are planned, up to a thousand,
-which only wait: so its time for a task is seen at that number of workers, without their hosts. Times
-of scheduler and client are those of their processors, so that other work on the machine does not
-count. A real worker tells how long a task takes beside its own work, and what messages take.
+A scheduler in a process of its own meets as many stub workers as are planned, up to 400, which only
+wait: its time for a task is seen at that number of workers, without their hosts. Times of scheduler
+and client are those of their processors, so that other work on the machine does not count. A real
+worker tells how long a task takes beside its own work, and what messages take.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -27,7 +27,7 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.passes.cluster import ClusterRun
 from cme_dask.passes.driver import task_graph
 
-MOST_STUBS = 1000
+MOST_STUBS = 400
 """Stub workers that are started, at most."""
 
 _START_SECONDS = 60.0
@@ -122,7 +122,7 @@ def measure_rates(workers: int = MOST_STUBS) -> ClusterRates:
     ----------
     workers
         Workers that are planned. The scheduler's time for a task is measured with 32 stub workers
-        and with this many, between 128 and 1,000, and is linear in their number.
+        and with this many, between 128 and 400, and is linear in their number.
 
     Raises
     ------
@@ -191,35 +191,43 @@ def _merge(_: Any, a: Any, b: Any) -> None:
     pass
 
 
-def run_waiting(
-    client: Client, leaves: int, seconds: float, *, fetched: bool = True
-) -> tuple[float, float, tuple[float, float], tuple[float, float]]:
-    """The graph of a pass whose leaves wait, and the times that it took.
+class WaitingRun(NamedTuple):
+    """What a run of tasks that wait took.
 
-    Parameters
+    Attributes
     ----------
-    client
-        Of a cluster that does nothing else.
-    leaves, seconds
-        Number of leaves, and the seconds that each waits.
-    fetched
-        Whether the sum comes to the client; stub workers have none.
-
-    Returns
-    -------
     first, wall
         Seconds until the first leaf had ended, and until all had.
     first_busy, busy
         Processor seconds of scheduler and client, until then.
     """
+
+    first: float
+    wall: float
+    first_busy: tuple[float, float]
+    busy: tuple[float, float]
+
+
+def run_waiting(client: Client, seconds: Sequence[float], *, fetched: bool = True) -> WaitingRun:
+    """Run the graph of a pass whose leaves wait.
+
+    Parameters
+    ----------
+    client
+        Of a cluster that does nothing else.
+    seconds
+        For which each leaf waits.
+    fetched
+        Whether the sum comes to the client; stub workers have none.
+    """
     token, marks = uuid4().hex, list[tuple[float, float, float]]()
-    payloads = [(seconds,)] * leaves
+    leaves, payloads = len(seconds), [(each,) for each in seconds]
     graph = functools.partial(task_graph, _leaf, payloads, _merge, None, "waiting", token)
     scheduler, own = client.run_on_scheduler(time.process_time), time.process_time()
     begin = time.perf_counter()
 
-    def mark(_: int = 0) -> None:
-        if len(marks) < 1:
+    def mark(_: int) -> None:
+        if not marks:
             now = time.perf_counter() - begin
             busy = client.run_on_scheduler(time.process_time) - scheduler
             marks.append((now, busy, time.process_time() - own))
@@ -231,27 +239,41 @@ def run_waiting(
         run.wait()
     wall = time.perf_counter() - begin
     busy = client.run_on_scheduler(time.process_time) - scheduler
-    return marks[0][0], wall, marks[0][1:], (busy, time.process_time() - own)
+    return WaitingRun(marks[0][0], wall, marks[0][1:], (busy, time.process_time() - own))
 
 
-def _stub_times(count: int) -> _StubTimes:
-    """Processor seconds of scheduler and client for each task, with so many stub workers."""
+def run_on_stubs(count: int, leaves: int, seconds: float) -> WaitingRun:
+    """Run so many leaves on so many stub workers, each of which waits for so many seconds.
+
+    Raises
+    ------
+    ResourceError
+        If the workers can't register with a scheduler of this version of Dask.
+    """
     with tempfile.TemporaryDirectory() as name, _scheduler(Path(name)) as address:
-        arguments = ["cme_dask.passes.stub_workers", address, str(count), "0.001", "0.0", "0.0"]
-        with _started(arguments, Path(name) / "stubs.log") as stubs:
+        log = Path(name) / "stubs.log"
+        arguments = ["cme_dask.passes.stub_workers", address, str(count), str(seconds), "0", "0"]
+        with _started(arguments, log) as stubs:
             if stubs.stdout is None or stubs.stdout.readline().strip() != "ready":
-                said = (Path(name) / "stubs.log").read_text().strip().splitlines()[-1:]
+                said = log.read_text().strip().splitlines()[-1:]
                 raise ResourceError(
                     "stub workers could not register with a scheduler of this version of Dask "
                     f"({' '.join(said)}): give the rates of an earlier measurement"
                 )
-            leaves = max(_STUB_LEAVES, 3 * count)
             with Client(address, set_as_default=False) as client:
-                run_waiting(client, 10, 0.0, fetched=False)
-                _, _, first, busy = run_waiting(client, leaves, 0.0, fetched=False)
+                run_waiting(client, [0.0] * 10, fetched=False)
+                return run_waiting(client, [0.0] * leaves, fetched=False)
+
+
+def _stub_times(count: int) -> _StubTimes:
+    """Processor seconds of scheduler and client for each task, with so many stub workers."""
+    leaves = max(_STUB_LEAVES, 3 * count)
+    run = run_on_stubs(count, leaves, 0.001)
     tasks = 2 * leaves - 1
     return _StubTimes(
-        sum(first) / tasks, (busy[0] - first[0]) / tasks, (busy[1] - first[1]) / tasks
+        sum(run.first_busy) / tasks,
+        (run.busy[0] - run.first_busy[0]) / tasks,
+        (run.busy[1] - run.first_busy[1]) / tasks,
     )
 
 
@@ -271,9 +293,9 @@ def _worker_times() -> tuple[float, float, float]:
                     f"a Dask worker did not start within {_START_SECONDS:g} s, which rates are "
                     "measured on: give the rates of an earlier measurement"
                 ) from error
-            run_waiting(client, 20, 0.0)
-            runs = [run_waiting(client, _LEAVES, _LEAF_SECONDS) for _ in range(_REPEATS)]
-            held = min(wall - first for first, wall, _, _ in runs) / (2 * _LEAVES - 1)
+            run_waiting(client, [0.0] * 20)
+            runs = [run_waiting(client, [_LEAF_SECONDS] * _LEAVES) for _ in range(_REPEATS)]
+            held = min(run.wall - run.first for run in runs) / (2 * _LEAVES - 1)
             overhead = max(held - _LEAF_SECONDS * _LEAVES / (2 * _LEAVES - 1), 0.0)
             link = min(_chain(client) for _ in range(_REPEATS))
             blob = client.submit(np.zeros, _BLOB // 8, pure=False)
@@ -306,4 +328,3 @@ def _timed(call: Any) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
-

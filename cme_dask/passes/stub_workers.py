@@ -1,10 +1,10 @@
 """Workers that only wait, many in one process: a real scheduler of Dask meets a thousand of them.
 
-``python -m cme_dask.passes.stub_workers ADDRESS COUNT LEAF MERGE LATENCY`` connects COUNT workers of one
-thread to a scheduler. Each speaks the protocol of ``distributed.Worker``: it fetches what a task
-depends on (which takes the latency), holds its thread for LEAF or MERGE seconds in the order of
-the scheduler's priorities, and reports the task. It computes nothing, so that the processor is left
-to the scheduler, whose service time is what is measured.
+``python -m cme_dask.passes.stub_workers ADDRESS COUNT LEAF MERGE LATENCY`` connects COUNT workers of
+one thread to a scheduler. Each speaks the protocol of ``distributed.Worker``: it fetches what a task
+depends on (which takes the latency), holds its thread for LEAF or MERGE seconds in the order of the
+scheduler's priorities, and reports the task. It computes nothing, so that the processor is left to
+the scheduler, whose service time is what is measured.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class StubWorker:
             pause = answer.get("heartbeat-interval", pause)
 
     def _send(self, op: str, **fields: Any) -> None:
-        self._stream.send({"op": op, "stimulus_id": f"{op}-{time.time()}", **fields})
+        self._stream.send({"stimulus_id": f"{op}-{time.time()}", "op": op, **fields})
 
     def _handle(self, message: Message) -> None:
         op = message.get("op")
@@ -159,10 +159,13 @@ class StubWorker:
         elif op == "steal-request":
             key = message["key"]
             state = "executing" if key == self._running else None
+            state = "memory" if key in self._held else state
             if state is None and self._messages.pop(key, None) is not None:
                 self._lacking.pop(key, None)
                 state = "ready"
-            self._send("steal-response", key=key, state=state)
+            # The scheduler ignores answers under another name than that of its question.
+            asked = message["stimulus_id"]
+            self._send("steal-response", key=key, state=state, stimulus_id=asked)
 
     def _came(self, part: Any) -> None:
         self._coming.discard(part)

@@ -1,0 +1,176 @@
+"""Real passes on schedulers and workers over TCP, beside the simulation that sizes clusters.
+
+The simulation is given the rates of one worker and microbenchmarks alone: three timed strips of the
+pass, the speed of a core while all are busy, and the times of scheduler, client and messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.cluster import running_cluster
+from benchmarks.fits import Fit, Rows, write_uniform
+from benchmarks.measure import Bench, Measurement, Ratio, Size, Term
+from cme_dask import JointDistribution, kernels
+from cme_dask.cli.tables import format_bytes
+from cme_dask.config import N_FOLDS
+from cme_dask.estimators.sizing import ClusterSizing
+from cme_dask.passes.cluster import connected
+from cme_dask.passes.rates import ClusterRates, measure_rates, run_on_stubs, run_waiting
+from cme_dask.passes.simulation import PassWork, SimulatedCluster, simulate_pass
+
+COMPUTING = (1, 2, 4)
+"""Workers of passes that compute."""
+
+WAITING = (1, 2, 4, 8, 16, 32, 64)
+"""Workers of passes whose tasks wait, of one process each."""
+
+STUBS = (100, 300, 1000)
+"""Workers without processes: a real scheduler at its limit."""
+
+_D = 3
+_TOL = 1e-6
+_CLOSE = 0.15
+_WAIT = 0.25  # mean seconds of a leaf that waits
+_PER_WORKER = 16
+_STUB_WAIT = 0.1
+_STUB_LEAVES = 4  # for each stub worker, at least 2,000 in all
+_WORKER_BYTES = 140 << 20
+
+
+def _compare(bench: Bench, real: str, simulated: float, quantity: str = "seconds") -> None:
+    """Add the simulated seconds of a real pass, and their ratio, which is to lie within 15 %."""
+    group, _, name = real.rpartition("/")
+    key = f"{real}, simulated"
+    bench.measurements[key] = Measurement({"job": "simulation"}, [{"seconds": simulated}])
+    bench.callback(key, 0, {"seconds": simulated})
+    terms = [Term(key)], [Term(real, quantity)]
+    bench.ratios.append(
+        Ratio(group, f"{name}, simulated / real", *terms, at_least=1 - _CLOSE, at_most=1 + _CLOSE)
+    )
+
+
+def _record(bench: Bench, key: str, job: Mapping[str, Any], seconds: Sequence[float]) -> None:
+    bench.measurements[key] = Measurement(dict(job), [{"seconds": each} for each in seconds])
+    for number, each in enumerate(seconds):
+        bench.callback(key, number, {"seconds": each})
+
+
+def sizing_case(bench: Bench, size: Size) -> None:
+    """Passes on 1, 2 and 4 workers, on up to 64 that wait, and on stub workers, beside simulations.
+
+    Workers share the cores of this machine, which the simulation knows. Beyond these, leaves wait
+    for seconds drawn from the durations that were measured, instead of computing; and stub workers,
+    hundreds in one process, show the scheduler at its limit.
+    """
+    rates = measure_rates()
+    for rank in size.ranks:
+        _computing(bench, size.rows, rank, rates)
+    _waiting(bench, rates)
+    _stubs(bench, rates)
+
+
+def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
+    at, store = f"sizing/rank {rank}", bench.folder / "sizing.zarr"
+    write_uniform(store, rows, _D)
+    kernel = kernels.Gaussian(float(rank ** (-1.0 / _D)))
+    estimator = JointDistribution(
+        kernel_x=kernel,
+        kernel_y=kernel,
+        tol=_TOL,
+        max_rank=rank,
+        n_folds=N_FOLDS,
+        random_state=0,
+    )
+    cores = psutil.cpu_count() or 1
+    plans, speeds = [], []
+    for workers in COMPUTING:
+        with running_cluster(bench.folder / f"{workers} workers", workers) as cluster:
+            if workers == 1:  # the rates of one worker alone, and those of all cores at once
+                for _ in range(bench.repeats):
+                    with connected(cluster.address) as client:
+                        plans.append(estimator.plan(str(store), scheduler=client))
+                    both = estimator.plan(str(store), scheduler="processes", workers=cores)
+                    alone = estimator.plan(str(store), scheduler="processes", workers=1)
+                    speeds.append(
+                        alone.moment_pass.rates.computing / both.moment_pass.rates.computing
+                    )
+            fit = Fit(
+                Rows(rows, _D, str(store)),
+                "joint",
+                kernel.to_dict(),
+                _TOL,
+                rank,
+                scheduler=cluster.address,
+            )
+            bench.measure({f"{at}/{workers} workers": fit})
+        plan = sorted(plans, key=lambda one: one.moment_pass.rates.computing)[len(plans) // 2]
+        assert plan.workload is not None
+        chunk = plan.workload.extent.chunk_rows
+        inf = float("inf")
+        sizing = ClusterSizing(
+            plan, plan.workload, rows, chunk, rates, inf, inf, (1.0,), (0.0, 1.0), 0
+        )
+        runs, _ = sizing.cut(workers, 1, None)
+        there = replace(
+            sizing.cluster(workers, 1),
+            workers_per_host=workers,
+            cores_per_host=cores,
+            full_speed=min(float(np.median(speeds)), 1.0),
+        )
+        simulated = simulate_pass(sizing.work(runs), there)
+        _Compared(bench, at).add(f"{workers} workers", {}, (), simulated.seconds)
+
+
+def _cluster_of(rates: ClusterRates, workers: int, **changed: Any) -> SimulatedCluster:
+    cluster = SimulatedCluster(
+        workers,
+        submit_seconds=rates.submit_seconds,
+        task_seconds=rates.task_seconds,
+        task_seconds_per_worker=rates.task_seconds_per_worker,
+        client_seconds=rates.client_seconds,
+        worker_seconds=rates.worker_seconds,
+        latency=rates.latency,
+        bandwidth=rates.bandwidth,
+    )
+    return replace(cluster, **changed)
+
+
+def _waiting(bench: Bench, rates: ClusterRates) -> None:
+    rng = np.random.default_rng(0)
+    for workers in WAITING:
+        free = psutil.virtual_memory().available
+        if workers * _WORKER_BYTES > free // 2:
+            missing = {"missing": f"{format_bytes(free)} of memory are free"}
+            bench.callback(f"sizing/waiting/{workers} workers", 0, missing)
+            break
+        # One in a hundred takes five times as long.
+        seconds = _WAIT * rng.lognormal(-0.02, 0.2, max(_PER_WORKER * workers, 64))
+        seconds[rng.random(len(seconds)) < 0.01] *= 5.0
+        with (
+            running_cluster(bench.folder / f"{workers} waiting", workers) as cluster,
+            connected(cluster.address) as client,
+        ):
+            client.wait_for_workers(workers, 120.0)
+            run_waiting(client, [0.0] * (2 * workers))
+            walls = [run_waiting(client, seconds.tolist()).wall for _ in range(bench.repeats)]
+        simulated = simulate_pass(PassWork(seconds.tolist()), _cluster_of(rates, workers))
+        key = f"sizing/waiting/{workers} workers"
+        _record(bench, key, {"job": "waiting", "leaves": len(seconds)}, walls)
+        _compare(bench, key, simulated.seconds)
+
+
+def _stubs(bench: Bench, rates: ClusterRates) -> None:
+    for workers in STUBS:
+        leaves = max(_STUB_LEAVES * workers, 2000)
+        run = partial(run_on_stubs, workers, leaves, _STUB_WAIT)
+        walls = [run().wall for _ in range(bench.repeats)]
+        cluster = _cluster_of(rates, workers, worker_seconds=0.0, bandwidth=float("inf"))
+        simulated = simulate_pass(PassWork([_STUB_WAIT] * leaves), cluster)
+        key = f"sizing/stubs/{workers} workers"
+        _record(bench, key, {"job": "stubs", "leaves": leaves}, walls)
+        _compare(bench, key, simulated.seconds)
