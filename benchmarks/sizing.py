@@ -20,7 +20,7 @@ from cme_dask.cli.tables import format_bytes
 from cme_dask.config import N_FOLDS
 from cme_dask.estimators.sizing import ClusterSizing
 from cme_dask.passes.cluster import connected
-from cme_dask.passes.rates import ClusterRates, measure_rates, run_on_stubs, run_waiting
+from cme_dask.passes.rates import ClusterRates, run_on_stubs, run_waiting
 from cme_dask.passes.simulation import PassWork, SimulatedCluster, simulate_pass
 
 COMPUTING = (1, 2, 4)
@@ -67,7 +67,7 @@ def sizing_case(bench: Bench, size: Size) -> None:
     for seconds drawn from the durations that were measured, instead of computing; and stub workers,
     hundreds in one process, show the scheduler at its limit.
     """
-    rates = measure_rates()
+    rates = ClusterRates.measure()
     for rank in size.ranks:
         _computing(bench, size.rows, rank, rates)
     _waiting(bench, rates)
@@ -123,7 +123,7 @@ def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
             full_speed=min(float(np.median(speeds)), 1.0),
         )
         simulated = simulate_pass(sizing.work(runs), there)
-        _Compared(bench, at).add(f"{workers} workers", {}, (), simulated.seconds)
+        _compare(bench, f"{at}/{workers} workers", simulated.seconds, "pass_seconds")
 
 
 def _cluster_of(rates: ClusterRates, workers: int, **changed: Any) -> SimulatedCluster:

@@ -16,7 +16,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.reduction import RowRange, strip_length
 from cme_dask.passes.cost import PassCost
 from cme_dask.passes.driver import A_WORKER, Executor, worker_base_bytes
-from cme_dask.passes.rates import ClusterRates, measure_rates
+from cme_dask.passes.rates import ClusterRates
 from cme_dask.passes.run import plan_pass
 from cme_dask.passes.simulation import (
     PassWork,
@@ -226,7 +226,7 @@ def plan_cluster(
         plan.workload,
         int(rows),
         int(chunk_rows or _chunk_rows(plan.workload)),
-        measure_rates(workers) if rates is None else rates,
+        ClusterRates.measure(workers) if rates is None else rates,
         math.inf if read_rate is None else read_rate,
         math.inf if file_system is None else file_system,
         tuple(measure_spread() if spread is None else spread),

@@ -89,6 +89,23 @@ class ClusterRates:
         return asdict(self)
 
     @classmethod
+    def measure(cls, workers: int = MOST_STUBS) -> "ClusterRates":
+        """The rates of a cluster of so many workers, measured here in about 20 seconds.
+
+        Parameters
+        ----------
+        workers
+            Workers that are planned. The scheduler's time for a task is measured with 32 stub
+            workers and with this many, between 128 and 400, and is linear in their number.
+
+        Raises
+        ------
+        ResourceError
+            If scheduler or workers do not start.
+        """
+        return measure_rates(workers)
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ClusterRates":
         """The rates of :meth:`to_dict`.
 
@@ -116,19 +133,7 @@ class _StubTimes:
 
 
 def measure_rates(workers: int = MOST_STUBS) -> ClusterRates:
-    """Measure the rates of a cluster of so many workers, in about 20 seconds on this machine.
-
-    Parameters
-    ----------
-    workers
-        Workers that are planned. The scheduler's time for a task is measured with 32 stub workers
-        and with this many, between 128 and 400, and is linear in their number.
-
-    Raises
-    ------
-    ResourceError
-        If scheduler or workers do not start.
-    """
+    """See :meth:`ClusterRates.measure`."""
     many = min(max(workers, 4 * _FEW_STUBS), MOST_STUBS)
     few_times, many_times = (_stub_times(count) for count in (_FEW_STUBS, many))
     slope = max(many_times.task - few_times.task, 0.0) / (many - _FEW_STUBS)

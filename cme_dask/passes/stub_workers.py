@@ -1,10 +1,10 @@
 """Workers that only wait, many in one process: a real scheduler of Dask meets a thousand of them.
 
-``python -m cme_dask.passes.stub_workers ADDRESS COUNT LEAF MERGE LATENCY`` connects COUNT workers of
-one thread to a scheduler. Each speaks the protocol of ``distributed.Worker``: it fetches what a task
-depends on (which takes the latency), holds its thread for LEAF or MERGE seconds in the order of the
-scheduler's priorities, and reports the task. It computes nothing, so that the processor is left to
-the scheduler, whose service time is what is measured.
+``python -m cme_dask.passes.stub_workers ADDRESS COUNT LEAF MERGE LATENCY`` connects COUNT workers
+of one thread to a scheduler. Each speaks the protocol of ``distributed.Worker``: it fetches what a
+task depends on (which takes the latency), holds its thread for LEAF or MERGE seconds in the order
+of the scheduler's priorities, and reports the task. It computes nothing, so that the processor is
+left to the scheduler, whose service time is what is measured.
 """
 
 import asyncio
