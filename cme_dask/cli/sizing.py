@@ -26,6 +26,7 @@ from cme_dask.passes.rates import ClusterRates
 Result = dict[str, Any]
 
 _COLUMNS = 10, 1
+_RANK = 200
 _MADE_UP = 1 << 17  # rows: they fill the row sample
 
 
@@ -59,6 +60,8 @@ def size_cluster(
     if store is not None and columns is not None:
         raise DataError("--columns is for a plan without a store, which has columns of its own")
     given = None if rates is None else read_rates(rates)
+    if store is None and section.max_rank is None:
+        section = section.model_copy(update={"max_rank": _RANK})
     with contextlib.ExitStack() as stack:
         location = store or stack.enter_context(_made_up(columns or _COLUMNS))
         _, plan = plan_of_fit(TrainingRows(location, x, y), section, Compute())

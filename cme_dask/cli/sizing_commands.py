@@ -56,7 +56,9 @@ from cme_dask.cli.values import column_counts, count, kernel, size, straggling
     metavar="KERNEL",
     help="Kernel of x and of y: learned, median, or as --kernel-x.  [default: learned]",
 )
-@section_options("FitSection", "kernel_x", "kernel_y", "tol", "max_rank", "reg", "constraint")
+@section_options("FitSection", "kernel_x", "kernel_y", "tol")
+@section_options("FitSection", "max_rank", max_rank="as of fit; without STORE 200")
+@section_options("FitSection", "reg", "constraint")
 @section_options("FitSection", "folds", "residual", "missing")
 @click.option("--chunk-rows", type=count, help="Rows of a chunk.  [default: those of STORE]")
 @click.option(

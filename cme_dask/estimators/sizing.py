@@ -13,7 +13,7 @@ from cme_dask.data.writer import CHUNK_BYTES
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.planning import FitPlan, PassWorkload
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.numerics.reduction import RowRange, strip_length
+from cme_dask.numerics.reduction import MAX_STRIP, RowRange, strip_length
 from cme_dask.passes.cost import PassCost
 from cme_dask.passes.driver import A_WORKER, Executor, worker_base_bytes
 from cme_dask.passes.rates import ClusterRates
@@ -34,6 +34,7 @@ SLOW = 0.01, 5.0
 _AMPLE = 1 << 62  # bytes that no plan reaches
 _NEAR = 1.03  # times the shortest seconds: layouts within it are equally good
 _MOST_THREADS = 16
+_MOST_WORKERS = 100_000  # a limit beyond it is none
 _STEPS = 0.25, 0.5, 1.0, 2.0, 4.0  # numbers of workers beside the requested one
 _PIECES, _PIECE = 60, 300  # of work whose durations are compared, and their order
 _MEMORY_UNIT = 1 << 28
@@ -93,7 +94,8 @@ class ClusterPlan:
     tasks_per_second
         Most that the scheduler handles with these workers.
     limit_workers
-        Workers of so many threads that keep the scheduler busy all the time: more are no faster.
+        Workers of so many threads that keep the scheduler busy all the time, by its measured rate:
+        more are no faster. Numbers above 100,000 stand for no limit.
     sweep
         The pass on fewer and on more workers.
     layouts
@@ -253,7 +255,8 @@ def measure_spread() -> tuple[float, ...]:
 def _chunk_rows(workload: PassWorkload) -> int:
     """Rows of a chunk: those of the plan, or of rows in memory what ``ingest`` would choose."""
     widest = max(workload.extent.n_columns - 1, 1)
-    return workload.extent.chunk_rows or 1 << ((CHUNK_BYTES // (8 * widest)).bit_length() - 1)
+    fitting = 1 << ((CHUNK_BYTES // (8 * widest)).bit_length() - 1)
+    return workload.extent.chunk_rows or min(fitting, MAX_STRIP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +319,7 @@ class ClusterSizing:
             bytes_read=self.bytes_read(runs) * self.fit.passes,
             bytes_sent=int(simulation.sent_bytes),
             tasks_per_second=self.rates.tasks_per_second(workers),
-            limit_workers=self.limit_workers(work, each),
+            limit_workers=self.limit_workers(workers, each),
             sweep=tuple(sweep),
             layouts=tuple(layouts),
             recommended=min(fewer, key=lambda one: one.workers) if fewer else recommended,
@@ -457,17 +460,27 @@ class ClusterSizing:
         each = np.array(list(stages.values())).sum(axis=0).tolist()
         return stages, (each[0], each[1], each[2])
 
-    def limit_workers(self, work: PassWork, threads: int) -> int:
-        """Workers whose tasks take all of the scheduler's time.
+    def limit_workers(self, workers: int, threads: int) -> int:
+        """The least number of workers whose tasks take all of the scheduler's time.
 
         W workers of T threads end 2 W T / t tasks per second, t the seconds of a leaf and a merge,
-        and each of them takes a + b W seconds of the scheduler.
+        and each of them takes a + b W seconds of the scheduler. The leaves are shorter for more
+        workers.
         """
-        rates = self.rates
-        cycle = float(np.mean(work.leaf_seconds)) + work.merge_seconds + 2 * rates.worker_seconds
-        a, b = rates.task_seconds, rates.task_seconds_per_worker
-        share = 2 * threads / cycle
-        if not b:
-            return max(int(1.0 / (share * a)), 1) if a else sys.maxsize
-        root = (-a + math.sqrt(a * a + 4.0 * b / share)) / (2.0 * b)
-        return max(int(root), 1)
+
+        def share(count: int) -> float:
+            runs, _ = self.cut(count, threads, None)
+            work = self.work(runs[:1])
+            cycle = work.leaf_seconds[0] + work.merge_seconds + 2 * self.rates.worker_seconds
+            busy = min(count * threads, len(runs))
+            return 2 * busy / cycle / self.rates.tasks_per_second(count)
+
+        low, high = 0, workers
+        while share(high) < 1.0:
+            if high > _MOST_WORKERS:
+                return high
+            low, high = high, 2 * high
+        while high - low > max(high // 50, 1):
+            middle = (low + high) // 2
+            low, high = (middle, high) if share(middle) < 1.0 else (low, middle)
+        return high
