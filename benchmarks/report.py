@@ -272,6 +272,7 @@ _TITLES_PICTURE = {
     "cluster": "Joint fit of {rows} stored rows on a cluster",
     "large": "{rows} rows on workers of 1 GB",
     "multiclass": "Twenty classes, {rows} rows",
+    "sizing": "Pass of {rows} stored rows, real and simulated",
     "programs": "Programs of a sample of {rows} rows",
     "sparse": "Sparse embeddings",
 }

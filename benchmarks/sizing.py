@@ -4,6 +4,7 @@ The simulation is given the rates of one worker and microbenchmarks alone: three
 pass, the speed of a core while all are busy, and the times of scheduler, client and messages.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from benchmarks.fits import Fit, Rows, write_uniform
 from benchmarks.measure import Bench, Measurement, Ratio, Size, Term
 from cme_dask import JointDistribution, kernels
 from cme_dask.config import N_FOLDS
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.sizing import ClusterSizing
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.rates import ClusterRates, run_on_stubs, run_waiting
@@ -34,18 +36,20 @@ STUBS = (100, 300, 1000)
 _D = 3
 _TOL = 1e-6
 _CLOSE = 0.15
+_TRIALS = 3  # of the strips of the pass, which are short: their median counts
 _WAIT = 0.25  # mean seconds of a leaf that waits
 _PER_WORKER = 16
 _STUB_WAIT = 0.1
 _STUB_LEAVES = 4  # for each stub worker, at least 2,000 in all
 
 
-def _compare(bench: Bench, real: str, simulated: float, quantity: str = "seconds") -> None:
+def _compare(
+    bench: Bench, real: str, simulated: Sequence[float], quantity: str = "seconds"
+) -> None:
     """Add the simulated seconds of a real pass, and their ratio, which is to lie within 15 %."""
     group, _, name = real.rpartition("/")
     key = f"{real}, simulated"
-    bench.measurements[key] = Measurement({"job": "simulation"}, [{"seconds": simulated}])
-    bench.callback(key, 0, {"seconds": simulated})
+    _record(bench, key, {"job": "simulation"}, simulated)
     terms = [Term(key)], [Term(real, quantity)]
     bench.ratios.append(
         Ratio(group, f"{name}, simulated / real", *terms, at_least=1 - _CLOSE, at_most=1 + _CLOSE)
@@ -85,43 +89,46 @@ def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
         random_state=0,
     )
     cores = psutil.cpu_count() or 1
-    plans, speeds = [], []
-    for workers in COMPUTING:
-        with running_cluster(bench.folder / f"{workers} workers", workers) as cluster:
-            if workers == 1:  # the rates of one worker alone, and those of all cores at once
-                for _ in range(bench.repeats):
-                    with connected(cluster.address) as client:
-                        plans.append(estimator.plan(str(store), scheduler=client))
-                    both = estimator.plan(str(store), scheduler="processes", workers=cores)
-                    alone = estimator.plan(str(store), scheduler="processes", workers=1)
-                    speeds.append(
-                        alone.moment_pass.rates.computing / both.moment_pass.rates.computing
-                    )
-            fit = Fit(
-                Rows(rows, _D, str(store)),
-                "joint",
-                kernel.to_dict(),
-                _TOL,
-                rank,
-                scheduler=cluster.address,
-            )
-            bench.measure({f"{at}/{workers} workers": fit})
-        plan = sorted(plans, key=lambda one: one.moment_pass.rates.computing)[len(plans) // 2]
-        assert plan.workload is not None
-        chunk = plan.workload.extent.chunk_rows
-        inf = float("inf")
-        sizing = ClusterSizing(
-            plan, plan.workload, rows, chunk, rates, inf, inf, (1.0,), (0.0, 1.0), 0
-        )
-        runs, _ = sizing.cut(workers, 1, None)
-        there = replace(
-            sizing.cluster(workers, 1),
-            workers_per_host=workers,
-            cores_per_host=cores,
-            full_speed=min(float(np.median(speeds)), 1.0),
-        )
-        simulated = simulate_pass(sizing.work(runs), there)
-        _compare(bench, f"{at}/{workers} workers", simulated.seconds, "pass_seconds")
+    fit = Fit(Rows(rows, _D, str(store)), "joint", kernel.to_dict(), _TOL, rank)
+    simulated: dict[int, list[float]] = {workers: [] for workers in COMPUTING}
+    with contextlib.ExitStack() as stack:
+        clusters = {
+            workers: stack.enter_context(running_cluster(bench.folder / f"{workers}", workers))
+            for workers in COMPUTING
+        }
+        for repeat in range(bench.repeats):
+            # Rates of one worker, and the speed of a core while all are busy, of the same minute.
+            with connected(clusters[1].address) as client:
+                tried = [estimator.plan(str(store), scheduler=client) for _ in range(_TRIALS)]
+            plan = sorted(tried, key=_row_seconds)[_TRIALS // 2]
+            alone, both = (_seconds_in_processes(estimator, store, count) for count in (1, cores))
+            speed = alone / both
+            for workers, seconds in simulated.items():
+                seconds.append(_simulated(plan, workers, cores, min(speed, 1.0), rates))
+            jobs = {
+                f"{at}/{workers} workers": replace(fit, scheduler=cluster.address)
+                for workers, cluster in clusters.items()
+            }
+            bench.measure(jobs, repeat + 1)
+    for workers, each in simulated.items():
+        _compare(bench, f"{at}/{workers} workers", each, "pass_seconds")
+
+
+def _simulated(plan: FitPlan, workers: int, cores: int, speed: float, rates: ClusterRates) -> float:
+    """Seconds of the pass of a plan on workers that share the cores of this machine."""
+    assert plan.workload is not None
+    chunk, inf = plan.workload.extent.chunk_rows, float("inf")
+    sizing = ClusterSizing(
+        plan, plan.workload, plan.rows, chunk, rates, inf, inf, (1.0,), (0.0, 1.0), 0
+    )
+    runs, _ = sizing.cut(workers, 1, None)
+    there = replace(
+        sizing.cluster(workers, 1),
+        workers_per_host=workers,
+        cores_per_host=cores,
+        full_speed=speed,
+    )
+    return simulate_pass(sizing.work(runs), there).seconds
 
 
 def _cluster_of(rates: ClusterRates, workers: int, **changed: Any) -> SimulatedCluster:
@@ -154,7 +161,7 @@ def _waiting(bench: Bench, rates: ClusterRates) -> None:
         simulated = simulate_pass(PassWork(seconds.tolist()), _cluster_of(rates, workers))
         key = f"sizing/waiting/{workers} workers"
         _record(bench, key, {"job": "waiting", "leaves": len(seconds)}, walls)
-        _compare(bench, key, simulated.seconds)
+        _compare(bench, key, [simulated.seconds])
 
 
 def _stubs(bench: Bench, rates: ClusterRates) -> None:
@@ -166,4 +173,4 @@ def _stubs(bench: Bench, rates: ClusterRates) -> None:
         simulated = simulate_pass(PassWork([_STUB_WAIT] * leaves), cluster)
         key = f"sizing/stubs/{workers} workers"
         _record(bench, key, {"job": "stubs", "leaves": leaves}, walls)
-        _compare(bench, key, simulated.seconds)
+        _compare(bench, key, [simulated.seconds])
