@@ -114,6 +114,18 @@ def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
         _compare(bench, f"{at}/{workers} workers", each, "pass_seconds")
 
 
+def _row_seconds(plan: FitPlan) -> float:
+    return plan.moment_pass.rates.computing
+
+
+def _seconds_in_processes(estimator: JointDistribution, store: Path, count: int) -> float:
+    """Seconds of a row in so many processes that compute at once."""
+    plans = [
+        estimator.plan(str(store), scheduler="processes", workers=count) for _ in range(_TRIALS)
+    ]
+    return float(np.median([_row_seconds(plan) for plan in plans]))
+
+
 def _simulated(plan: FitPlan, workers: int, cores: int, speed: float, rates: ClusterRates) -> float:
     """Seconds of the pass of a plan on workers that share the cores of this machine."""
     assert plan.workload is not None
