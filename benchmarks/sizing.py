@@ -7,7 +7,7 @@ pass, the speed of a core while all are busy, and the times of scheduler, client
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,12 +177,30 @@ def _waiting(bench: Bench, rates: ClusterRates) -> None:
 
 
 def _stubs(bench: Bench, rates: ClusterRates) -> None:
+    """A real scheduler with hundreds of stub workers, whose tasks it hands out as fast as it can.
+
+    Its processor seconds are compared: client and stub workers share the cores with it, and other
+    work on the machine does not count.
+    """
     for workers in STUBS:
         leaves = max(_STUB_LEAVES * workers, 2000)
-        run = partial(run_on_stubs, workers, leaves, _STUB_WAIT)
-        walls = [run().wall for _ in range(bench.repeats)]
+        runs = [run_on_stubs(workers, leaves, _STUB_WAIT) for _ in range(bench.repeats)]
         cluster = _cluster_of(rates, workers, worker_seconds=0.0, bandwidth=float("inf"))
         simulated = simulate_pass(PassWork([_STUB_WAIT] * leaves), cluster)
         key = f"sizing/stubs/{workers} workers"
-        _record(bench, key, {"job": "stubs", "leaves": leaves}, walls)
-        _compare(bench, key, [simulated.seconds])
+        busy = [run.busy[0] - run.first_busy[0] for run in runs]
+        _record(bench, key, {"job": "stubs", "leaves": leaves}, [run.wall for run in runs])
+        for run, seconds in zip(bench.measurements[key].runs, busy, strict=True):
+            run["scheduler_seconds"] = seconds
+        _record(bench, f"{key}, simulated", {"job": "simulation"}, [simulated.seconds])
+        over = Term(number=simulated.tasks * cluster.service)
+        bench.ratios.append(
+            Ratio(
+                "sizing/stubs",
+                f"{workers} workers, processor seconds of the scheduler, simulated / real",
+                [over],
+                [Term(key, "scheduler_seconds")],
+                at_least=1 - _CLOSE,
+                at_most=1 + _CLOSE,
+            )
+        )

@@ -91,8 +91,16 @@ def sizing_tables(result: Result) -> Iterator[Any]:
             )
             for point in curve["points"]
         ]
-        head = ("workers", "seconds", "rows alone", "tasks alone", "scheduler busy", "tasks")
+        head = ("workers", "seconds", "computing", "serial", "scheduler busy", "tasks")
         yield grid(f"{number(curve['rows'])} rows, simulated", head, rows)
+
+
+def _power(count: int) -> str:
+    """Powers of ten as such, other numbers in full."""
+    exponent = str(count).count("0")
+    if count != 10**exponent:
+        return f"{count:,}"
+    return "10" + str(exponent).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def sizing_picture(result: Result, path: Path) -> None:
@@ -106,15 +114,19 @@ def sizing_picture(result: Result, path: Path) -> None:
                 np.array([point[name] for point in points])
                 for name in ("seconds", "work", "serial")
             )
-            exponent = np.log10(curve["rows"])
-            label = (
-                f"$10^{{{exponent:.0f}}}$ rows"
-                if exponent == int(exponent)
-                else f"{curve['rows']:,} rows"
-            )
+            label = f"{_power(curve['rows'])} rows"
             ax.loglog(workers, seconds, "o-", ms=4, color=color, label=f"{label}, simulated")
-            ax.loglog(workers, work, ":", lw=1.2, color=color, label="its rows alone, in parallel")
-            ax.loglog(workers, serial, "--", lw=1.2, color=color, label="its tasks alone, serial")
+            ax.loglog(
+                workers,
+                work,
+                ":",
+                lw=1.2,
+                color=color,
+                label="its computing, shared by the workers",
+            )
+            ax.loglog(
+                workers, serial, "--", lw=1.2, color=color, label="client and scheduler alone"
+            )
         ax.set_xlabel("workers of one thread")
         ax.set_ylabel("seconds of the pass")
         ax.legend(fontsize=8)

@@ -27,6 +27,7 @@ Result = dict[str, Any]
 
 _COLUMNS = 10, 1
 _RANK = 200
+_NO_LIMIT = 100_000  # workers
 _MADE_UP = 1 << 17  # rows: they fill the row sample
 
 
@@ -132,6 +133,12 @@ def sizing_tables(result: Result) -> list[RenderableType]:
     )
     rounds = ", and rounds of pivots, whose number is not known" * (result["rounds"] is None)
     limit = result["limit_workers"]
+    from_on = (
+        f"limits the pass from about {number(limit)} workers of {threads} "
+        f"thread{'s' * (threads > 1)} on"
+        if limit <= _NO_LIMIT
+        else "is no limit"
+    )
     lines = [
         ("bases", bases),
         (
@@ -153,8 +160,7 @@ def sizing_tables(result: Result) -> list[RenderableType]:
         (
             "scheduler",
             f"busy for {done['scheduler_busy']:.0%} of the pass; handles at most "
-            f"{result['tasks_per_second']:,.0f} tasks/s, and limits the pass from about "
-            f"{number(limit)} workers of {threads} thread{'s' * (threads > 1)} on",
+            f"{result['tasks_per_second']:,.0f} tasks/s, and {from_on}",
         ),
         (
             "recommended",
