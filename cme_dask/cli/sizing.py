@@ -17,7 +17,7 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.schema import FitSection
 from cme_dask.cli.tables import facts, format_bytes, grid
 from cme_dask.data.columns import Columns
-from cme_dask.data.writer import writing_sample
+from cme_dask.data.writer import default_chunk_rows, writing_sample
 from cme_dask.display import number
 from cme_dask.errors import DataError
 from cme_dask.estimators.sizing import plan_cluster
@@ -40,6 +40,7 @@ def size_cluster(
     x: Sequence[str] | None,
     y: Sequence[str] | None,
     columns: tuple[int, int] | None,
+    chunk_rows: int | None,
     rates: Path | None,
     bandwidth: float | None,
     latency: float | None,
@@ -64,7 +65,12 @@ def size_cluster(
     if store is None and section.max_rank is None:
         section = section.model_copy(update={"max_rank": _RANK})
     with contextlib.ExitStack() as stack:
-        location = store or stack.enter_context(_made_up(columns or _COLUMNS))
+        if store is None:
+            counts = columns or _COLUMNS
+            location = stack.enter_context(_made_up(counts))
+            chunk_rows = chunk_rows or default_chunk_rows(_names(counts), rows)
+        else:
+            location = store
         _, plan = plan_of_fit(TrainingRows(location, x, y), section, Compute())
     with ProgressLines() as progress:
         if given is None:
@@ -76,6 +82,7 @@ def size_cluster(
         plan,
         workers,
         rows=rows,
+        chunk_rows=chunk_rows,
         rates=given,
         file_system=file_system_rate,
         stragglers=stragglers or (0.0, 1.0),
@@ -114,12 +121,15 @@ def _made_up(counts: tuple[int, int]) -> Iterator[str]:
     rng = np.random.default_rng(0)
     x = rng.random((_MADE_UP, counts[0]))
     y = x.mean(axis=1, keepdims=True) + 0.1 * rng.standard_normal((_MADE_UP, counts[1]))
-    names = Columns.default("x", counts[0]), Columns.default("y", counts[1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.zarr"
-        with writing_sample(path, names, expected_rows=_MADE_UP) as writer:
+        with writing_sample(path, _names(counts), chunk_rows=_MADE_UP // 2) as writer:
             writer.append(x, y)
         yield str(path)
+
+
+def _names(counts: tuple[int, int]) -> tuple[Columns, Columns]:
+    return Columns.default("x", counts[0]), Columns.default("y", counts[1])
 
 
 def sizing_tables(result: Result) -> list[RenderableType]:
