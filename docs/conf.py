@@ -41,7 +41,7 @@ copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 
-# --- the notebooks, which hold their outputs ----------------------------------------------------------
+# --- the notebooks, which hold their outputs ------------------------------------------------------
 
 nb_execution_mode = "off"
 nb_merge_streams = True

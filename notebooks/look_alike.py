@@ -1,8 +1,8 @@
 """A look-alike of the Beijing air-quality files, for a machine that does not have them.
 
-Same columns, hours and gaps, and a dependence that looks alike: fine dust is low in wind and after
-rain, high in humid and still air and in winter, and its spread grows with its level. The numbers are
-random; nothing can be learned from them about Beijing.
+Same columns, hours and gaps, and a dependence that looks alike: fine dust is low in wind, high in
+humid and still air and in winter, and its spread grows with its level. The numbers are random;
+nothing can be learned from them about Beijing.
 """
 
 from pathlib import Path

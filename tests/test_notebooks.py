@@ -1,4 +1,4 @@
-"""Notebooks: what is committed has outputs that can be shown, and they run; slowly, as they stand."""
+"""Notebooks: committed outputs can be shown, and they run; slowly, at their own sizes."""
 
 import json
 import re
