@@ -15,7 +15,7 @@ from notebooks import execute
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = execute.paths()
-TINY = {"04-rank": "500", "07-operators": "1_000"}
+TINY = {"07-operators": "1_000"}
 """Sizes at which a test of seconds runs."""
 
 MACHINE = re.compile(r"(?<![\w.])/(?:tmp|home|root|work|Users|var|opt|usr)/")
@@ -83,7 +83,9 @@ def small(folder, *sources):
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     cells[0].metadata.tags = ["parameters"]
     path = folder / "small.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": {}}), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL}), path
+    )
     return path
 
 
