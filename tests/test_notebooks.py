@@ -101,7 +101,7 @@ def test_a_notebook_that_fails_stays_as_it_is(tmp_path, monkeypatch, capsys):
     done = nbformat.read(tmp_path / "out" / "small.ipynb", as_version=4)
     assert done.cells[0].source == "ROWS = 7  # few"
     assert done.cells[1].outputs[0].text == "7\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["small.ipynb", "out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "small.ipynb"]
 
 
 @pytest.mark.parametrize("source", ["print(3)", "ROWS = 3\nROWS = 4", "x, y = 3, 4"])
