@@ -58,10 +58,10 @@ class Curve:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
         label = escape(f"{self.name}: {self.points[-1][1]:.3g}")
         return (
-            f'<figure style="margin:0.4em 0 0"><figcaption>{label}</figcaption>'
+            f'<div style="margin:0.4em 0 0">{label}<br/>'
             f'<svg role="img" aria-label="{label}" width="{_WIDE}" height="{_HIGH}" '
             f'viewBox="0 0 {_WIDE} {_HIGH}"><polyline fill="none" stroke="{_COLOUR}" '
-            f'stroke-width="1.5" points="{path}"/></svg></figure>'
+            f'stroke-width="1.5" points="{path}"/></svg></div>'
         )
 
 
