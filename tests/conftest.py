@@ -133,9 +133,10 @@ def few_held_rows(request):
     """Default fits have few pivots, and are judged at few rows, but where a module tests them."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "ALL_HELD_ROWS", False):
+            if not getattr(request.module, "ALL_PIVOTS", False):
+                patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 150)
             for module in ("joint_fit", "residual", "support"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
-            patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 150)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
             patch.setattr("cme_dask.learning.trees._STEPS", 30)
