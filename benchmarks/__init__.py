@@ -17,5 +17,6 @@ CASE_NAMES = (
     "cluster",
     "large",
     "multiclass",
+    "sizing",
 )
 """In the order in which they run."""

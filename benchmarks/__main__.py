@@ -92,7 +92,8 @@ def bench(
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved
     model's expectations and quantiles), cluster (workers beside threads, beside independent
     processes, and on a slow network), large (rows 20 times larger than the memory of the workers),
-    multiclass (classes with a learned kernel beside gradient boosting in memory).
+    multiclass (classes with a learned kernel beside gradient boosting in memory), sizing (passes on
+    1 to 8 workers, and on 1,000 stubs of workers, beside the simulation that sizes clusters).
     Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables
@@ -123,6 +124,7 @@ def bench(
         "python3 run study pendulum --transitions transitions --rows 1e6",
         "python3 run study multiclass --data classification --data-set wine --out multiclass",
         "python3 run study regression --data regression --out regression",
+        "python3 run study sizing --rows 1e8 --rows 1e10 --out sizing",
         "python3 run study truth --rows 2000 --seeds 1 --methods joint --out truth",
     ),
 )
@@ -144,6 +146,7 @@ def bench(
             "shift",
             "drift",
             "truth",
+            "sizing",
         ]
     ),
     default="laws",
@@ -173,7 +176,7 @@ def bench(
     "of operators: 2e4; of "
     "koopman: 500, 2000; of "
     "filtering: 1e3, 1e4, 1e5; of pendulum, in stores: 200, 1e3, 1e4, 1e5, 1e6; of truth: 2000, "
-    "20000]",
+    "20000; of sizing: 1e8, 1e10]",
 )
 @click.option(
     "--seeds",
@@ -198,7 +201,7 @@ def bench(
     metavar="PATH",
     help="Folder for study.json, study.png and study.md, or for the files of classification, "
     "rates, power, operators, filtering, koopman, multiclass, pendulum, regression, "
-    "shift, drift or truth.  [default: none]",
+    "shift, drift, truth or sizing.  [default: none]",
 )
 @click.option(
     "--transitions",
@@ -248,7 +251,7 @@ def study(
     rows reweighted to another law of x, and on rows as they are. Of drift: how often drift reports
     see a change, a hundred tables per draw. Of regression: the methods of `cme-dask compare` on
     five tables and their standard splits. Of truth: how far the laws of these methods are from
-    eleven true ones.
+    eleven true ones. Of sizing: simulated seconds of a pass on 1 to 2,000 workers.
     """
     from benchmarks import (
         mnist,
@@ -258,6 +261,7 @@ def study(
         pendulum_page,
         pendulum_study,
         rules,
+        sizing_study,
     )
     from benchmarks.methods import MethodStudy
     from benchmarks.study import Study
@@ -294,6 +298,13 @@ def study(
             (rows,) = sizes or (rules.ROWS,)
             result = rules.run_rules(rows, out, overwrite=overwrite, progress=progress)
             lines = rules.rules_tables(result)
+        elif subject == "sizing":
+            if scenarios or seeds or workers:
+                raise DataError("the study of sizing takes --rows, --out and --overwrite")
+            result = sizing_study.run_sizing(
+                sizes or sizing_study.ROWS, out, overwrite=overwrite, progress=progress
+            )
+            lines = sizing_study.sizing_tables(result)
         elif subject == "mnist":
             if data is None or seeds or workers:
                 raise DataError("the study of mnist takes --data, and no --seeds or --workers")

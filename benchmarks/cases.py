@@ -24,6 +24,7 @@ from benchmarks.measure import (
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
+from benchmarks.sizing import sizing_case
 from benchmarks.sparse import CLARABEL, OURS, SolveSparse
 from cme_dask import kernels
 from cme_dask.config import TOL
@@ -374,6 +375,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             cluster_case,
             large_case,
             multiclass_case,
+            sizing_case,
         ),
         strict=True,
     )
@@ -396,6 +398,7 @@ QUICK = {
     "cluster": Size(10**6, ranks=(100,)),
     "large": Size(10**6, ranks=(50,)),
     "multiclass": Size(2 * 10**5),
+    "sizing": Size(2 * 10**6, ranks=(100,)),
 }
 """Sizes that take a few minutes."""
 
@@ -416,5 +419,6 @@ FULL = {
     "cluster": Size(10**7, ranks=(100,)),
     "large": Size(10**8, ranks=(50,)),
     "multiclass": Size(10**7),
+    "sizing": Size(10**7, ranks=(100,)),
 }
 """Sizes of the published figures."""

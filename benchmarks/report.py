@@ -31,6 +31,7 @@ _TITLES = {
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
     "large": "Rows many times larger than the workers' memory",
     "multiclass": "Twenty classes with a learned kernel, beside gradient boosting in memory",
+    "sizing": "Passes on real workers, on workers that wait, and simulated",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
     "sparse": "Sparse embeddings beside Clarabel on the same problem",
 }
@@ -271,6 +272,7 @@ _TITLES_PICTURE = {
     "cluster": "Joint fit of {rows} stored rows on a cluster",
     "large": "{rows} rows on workers of 1 GB",
     "multiclass": "Twenty classes, {rows} rows",
+    "sizing": "Pass of {rows} stored rows, real and simulated",
     "programs": "Programs of a sample of {rows} rows",
     "sparse": "Sparse embeddings",
 }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from cme_dask.estimators.joint import JointDistribution
     from cme_dask.estimators.multiclass import MulticlassEmbedding
+    from cme_dask.estimators.sizing import ClusterPlan, plan_cluster
     from cme_dask.estimators.sparse import SparseEmbedding
     from cme_dask.estimators.transfer import TransferOperator
     from cme_dask.learning.candidates import Tuning
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cme_dask.passes.lazy import gram_columns
     from cme_dask.passes.lazy_laws import LazyLaw
     from cme_dask.passes.progress import Event
+    from cme_dask.passes.rates import ClusterRates
     from cme_dask.passes.sources import open_sample
     from cme_dask.reports.score import score_report
 
@@ -47,6 +49,8 @@ __version__ = "0.1.0"
 logging.getLogger("cme_dask").addHandler(logging.NullHandler())  # users choose who listens
 
 _HOMES = {
+    "ClusterPlan": "cme_dask.estimators.sizing",
+    "ClusterRates": "cme_dask.passes.rates",
     "Comparison": "cme_dask.estimators.comparison",
     "ConditionalLaw": "cme_dask.models.law",
     "LazyLaw": "cme_dask.passes.lazy_laws",
@@ -74,11 +78,14 @@ _HOMES = {
     "load": "cme_dask.models",
     "merge": "cme_dask.models.merging",
     "open_sample": "cme_dask.passes.sources",
+    "plan_cluster": "cme_dask.estimators.sizing",
     "two_sample_test": "cme_dask.estimators.hypotheses",
 }
 _MODULES = ("constraints", "errors", "kernels", "metrics", "operators", "reductions")
 
 __all__ = [
+    "ClusterPlan",
+    "ClusterRates",
     "Comparison",
     "ConditionalLaw",
     "ConditionalMeanEmbedding",
@@ -108,6 +115,7 @@ __all__ = [
     "metrics",
     "open_sample",
     "operators",
+    "plan_cluster",
     "reductions",
     "score",
     "score_report",

@@ -1,6 +1,7 @@
 """Every command and every Python block of the README and the docs is run."""
 
 import gzip
+import json
 import os
 import re
 import runpy
@@ -31,6 +32,7 @@ CUT = {
     ],
     "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
     "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
+    "plan": ["--rates", "rates.json"],
     "sample": ["--rows", "6e3"],
     "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip
@@ -38,6 +40,12 @@ CUT = {
 
 PORT = "8786"
 """The port of a scheduler in the docs, Dask's own; tests take a free one."""
+
+RATES = {
+    **{"submit_seconds": 5e-4, "task_seconds": 3e-4, "task_seconds_per_worker": 2e-6},
+    **{"client_seconds": 1e-4, "worker_seconds": 2e-3, "latency": 2e-3, "bandwidth": 1e9},
+}
+"""Rates of a cluster, which would be measured for a plan."""
 
 BESIDE = ("python3 run bench", "python3 run study")
 """Commands of the benchmarks, which run in this process as those of the package do."""
@@ -48,6 +56,7 @@ def folder(tmp_path):
     """A user's folder: the project's pipelines, and small files of weather stations."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "stations").mkdir()
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
     rng = np.random.default_rng(0)
     for station in ("Dongsi", "Dingling", "Gucheng"):
         n = 2400

@@ -12,6 +12,7 @@ from cme_dask.cli import (
     hypotheses,
     law_commands,
     run_commands,
+    sizing_commands,
 )
 from cme_dask.cli.app import cli, main
 
@@ -25,4 +26,5 @@ __all__ = [
     "law_commands",
     "main",
     "run_commands",
+    "sizing_commands",
 ]

@@ -126,7 +126,8 @@ def fit(
     section = checked(FitSection, options, "")
     rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
-        result = plan_of_fit(rows, section, compute)
+        location, plan = plan_of_fit(rows, section, compute)
+        result = {"store": location, **plan.to_dict()}
         return result, tables.plan_tables(result)
     if out is None:
         raise click.UsageError("Missing option '--out'.")

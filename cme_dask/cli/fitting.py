@@ -32,6 +32,7 @@ from cme_dask.estimators.classifiers import EmbeddingClassifier
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution, add_rows
 from cme_dask.estimators.multiclass import MulticlassEmbedding
+from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.sparse import SparseEmbedding
 from cme_dask.models import load_only
 from cme_dask.models import plots as drawing
@@ -308,8 +309,8 @@ def _complete(sample: Sample, out: Path) -> dict[str, Any]:
     return {"store": sample.location, "complete": True, **describe(str(out))}
 
 
-def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> dict[str, Any]:
-    """JSON form of the predicted cost of :func:`fit_and_save`; nothing is written."""
+def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> tuple[str, FitPlan]:
+    """The location of the rows and the plan of :func:`fit_and_save`; nothing is written."""
     sample = rows.open(options)
     columns = columns_of(sample)
     estimator = estimator_of(columns, options)
@@ -320,7 +321,7 @@ def plan_of_fit(rows: TrainingRows, options: FitSection, compute: Compute) -> di
             **_declarations(columns, options),
             **compute.place(scheduler),
         )
-    return {"store": sample.location, **plan.to_dict()}
+    return sample.location, plan
 
 
 # ``cme-dask features`` and ``cme-dask transform``

@@ -227,6 +227,25 @@ def counts(value: str) -> tuple[int, ...]:
     return tuple(count(part) for part in value.split(","))
 
 
+def column_counts(value: str) -> tuple[int, int]:
+    """Numbers of columns of x and of y from X+Y."""
+    match = re.fullmatch(r"([1-9]\d{0,4})\+([1-9]\d{0,4})", str(value).strip())
+    if not match:
+        raise click.BadParameter(f"{value!r} does not read X+Y, such as 10+1")
+    return int(match[1]), int(match[2])
+
+
+def straggling(value: str) -> tuple[float, float]:
+    """A share and a factor from SHARE:FACTOR."""
+    try:
+        share, factor = map(float, str(value).split(":"))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} does not read SHARE:FACTOR, such as 0.01:5") from error
+    if not (0.0 <= share <= 1.0 and factor >= 1.0):
+        raise click.BadParameter(f"{value!r}: a share in [0, 1] and a factor of at least 1")
+    return share, factor
+
+
 def share(value: str) -> tuple[int, int]:
     """The number of a share, counted from 0, and how many there are, from I/K counted from 1."""
     match = re.fullmatch(r"(\d+)/(\d+)", str(value).strip())

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ from cme_dask.numerics.moments import (
 )
 from cme_dask.numerics.precision import TRIAL_ROWS, ComputeMode
 from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, Reduction
-from cme_dask.passes.cost import PassCost, time_pass
-from cme_dask.passes.run import extent_of, plan_pass
+from cme_dask.passes.cost import PassCost, pickled_bytes, time_pass
+from cme_dask.passes.driver import Executor
+from cme_dask.passes.run import Pass, extent_of, plan_pass
 
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
@@ -63,6 +64,50 @@ class PlannedVariable:
     def rank(self) -> int:
         """The rank of the best finalist."""
         return self.ranks[0]
+
+
+@dataclass(frozen=True, eq=False)
+class PassWorkload:
+    """The pass of a plan, apart from its number of rows and from where it runs.
+
+    Attributes
+    ----------
+    reductions
+        What it computes.
+    around
+        What the client needs before and after it.
+    extent
+        The rows of the plan.
+    row_bytes
+        Bytes of a row, before compression.
+    shared_bytes
+        That each worker is sent once.
+    """
+
+    reductions: Sequence[Reduction[Any, Any]]
+    around: Cost
+    extent: Extent
+    row_bytes: int
+    shared_bytes: int
+
+    def cost(self, extent: Extent) -> Cost:
+        """Operations and memory over other rows."""
+        return sum((one.cost(extent) for one in self.reductions), self.around)
+
+
+def workload_of(
+    sample: Sample, reductions: Sequence[Reduction[Any, Any]], around: Cost, executor: Executor
+) -> PassWorkload:
+    """The workload of these reductions of a sample."""
+    sample = sample.for_folds(max(one.n_folds for one in reductions))
+    shared = replace(Pass.of(sample, reductions, executor), sources=())
+    return PassWorkload(
+        reductions,
+        around,
+        extent_of(sample, executor),
+        sum(source.row_bytes for source in sample.reads),
+        pickled_bytes(shared),
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +156,8 @@ class FitPlan:
         A given location in words, or None. The fits with and without it share the pass.
     location_seconds
         Measured: fitting a regressor that is the location.
+    workload
+        The pass that makes the moments, for :func:`cme_dask.plan_cluster`.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -131,6 +178,7 @@ class FitPlan:
     leave_one_out: PassCost | None = None
     location: str | None = None
     location_seconds: float = 0.0
+    workload: PassWorkload | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -382,6 +430,9 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
         search_seconds=_searched(context),
         residual=context.residual,
         leave_one_out=second_pass,
+        workload=workload_of(
+            sample, choices.reductions, context.choice_cost(max(sets.ranks)), executor
+        ),
     )
 
 
@@ -413,6 +464,8 @@ def with_residuals(
     cost = choices.cost(context, extent) + others.cost(second, extent)
     runs, memory = plan_pass(cost, extent, context.executor)
     reductions = of_both(choices.reductions, others.reductions)
+    around = context.choice_cost(max(choices.sets.ranks))
+    around += second.choice_cost(max(others.sets.ranks))
     with one_blas_thread():
         solution_seconds = _solution_seconds(others.specs)
     return replace(
@@ -426,6 +479,7 @@ def with_residuals(
         search_seconds=plan.search_seconds + _searched(second),
         finalists=plan.finalists + len(others.specs),
         residual=False,
+        workload=workload_of(sample, reductions, around, context.executor),
     )
 
 

@@ -563,6 +563,14 @@ class ClusterRun:
             with contextlib.suppress(Exception):
                 self._client.cancel(list(self._held.values()))
 
+    def wait(self) -> None:
+        """Return once the sum over all leaves is on a worker, without fetching it."""
+        try:
+            self._drive()
+        finally:
+            with contextlib.suppress(Exception):
+                self._client.cancel(list(self._held.values()))
+
     def _parts(self, node: int) -> tuple[int, ...]:
         """The two nodes that are merged into one; none of a leaf."""
         return () if node < self._leaves else self._merges[node - self._leaves]

@@ -6,11 +6,13 @@ are shared are seen to be shared, and rows that are read ahead cost what tasks w
 """
 
 import heapq
+import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from cme_dask.data.sample import Sample
@@ -45,6 +47,8 @@ class PassCost:
         Seconds to make the partial results of the strips and to add them up.
     scheduling
         Seconds to start the workers, and to hand out the tasks.
+    rates
+        The times that these were scaled from: the mean over the workers.
     """
 
     rows: int
@@ -56,6 +60,7 @@ class PassCost:
     reading: float
     sums: float
     scheduling: float
+    rates: "StripTimes"
 
     @property
     def seconds(self) -> float:
@@ -70,12 +75,34 @@ class PassCost:
 
 @dataclass(frozen=True)
 class StripTimes:
-    """Seconds of one worker: of an empty strip, and for each of its timed rows and bytes."""
+    """Seconds of one worker.
+
+    Attributes
+    ----------
+    empty
+        Of an empty strip.
+    computing, reading
+        For each of the timed rows, and for each byte that was read for them.
+    seconds
+        Of the whole trial.
+    merge
+        To add two partial results of tasks.
+    result_bytes
+        That such a result takes on its way to another process.
+    """
 
     empty: float
     computing: float
     reading: float
     seconds: float
+    merge: float = 0.0
+    result_bytes: float = 0.0
+
+    @classmethod
+    def mean(cls, times: Sequence["StripTimes"]) -> "StripTimes":
+        """The mean of several workers."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(float(np.mean([getattr(t, name) for t in times])) for name in names))
 
 
 def time_pass(
@@ -119,16 +146,18 @@ def time_pass(
     wall = time.perf_counter() - begin
     strips = sum(run.strips for run in runs)
     read = sum(bytes_read(source, runs) for source in sources)
+    mean = StripTimes.mean(times)
     return PassCost(
         rows=sample.n_rows,
         tasks=len(runs),
         strips=strips,
         workers=executor.workers,
         bytes_read=read,
-        computing=busiest_rows(runs, busy) * float(np.mean([t.computing for t in times])),
-        reading=read / busy * float(np.mean([t.reading for t in times])),
-        sums=strips / busy * float(np.mean([t.empty for t in times])),
+        computing=busiest_rows(runs, busy) * mean.computing,
+        reading=read / busy * mean.reading,
+        sums=strips / busy * mean.empty,
         scheduling=max(0.0, wall - max(t.seconds for t in times)) + len(runs) * _TASK_SECONDS,
+        rates=mean,
     )
 
 
@@ -174,15 +203,30 @@ def _time_strips(
     reduce_strips(shared.reductions, [empty] * run.strips)
     marks.append(time.perf_counter())
     strips = _Clocked(shared.strips(run, given))
-    reduce_strips(shared.reductions, strips)
+    _, partials = reduce_strips(shared.reductions, strips)
     end = time.perf_counter()
     once = (marks[1] - marks[0]) / run.strips
     computing = end - marks[1] - strips.waited - run.strips * once
+    for one, partial in zip(shared.reductions, partials, strict=True):
+        one.combine(partial, partial)
+    merge = time.perf_counter() - end
     return (
         StripTimes(
-            once, max(computing, 0.0) / (run.stop - run.start), strips.waited / read, end - begin
+            once,
+            max(computing, 0.0) / (run.stop - run.start),
+            strips.waited / read,
+            end - begin,
+            merge,
+            pickled_bytes(partials),
         ),
     )
+
+
+def pickled_bytes(value: Any) -> int:
+    """Bytes that a value takes on its way to another process."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
 
 
 def _join(

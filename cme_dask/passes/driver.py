@@ -653,6 +653,11 @@ def _configured() -> Scheduler:
 # The memory of a pass, and its limits
 
 
+def worker_base_bytes() -> int:
+    """What a worker of a cluster holds without a task, where none can be asked."""
+    return _PROCESS + _FIRST_TASK
+
+
 def task_bytes(
     cost: Cost, extent: Extent, run: RowRange, *, on_device: bool = False
 ) -> tuple[int, int]:
