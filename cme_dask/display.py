@@ -1,4 +1,4 @@
-"""One-line reprs of results, sizes of bases in words, and numbers with their errors."""
+"""One-line reprs of results, and sizes of bases, numbers with errors and times in words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -111,3 +111,12 @@ def with_error(value: float, std: float | None) -> str:
 def decimals(std: float) -> int:
     """Decimal places that show two digits of a standard error."""
     return max(0, 1 - int(f"{std:e}".partition("e")[2])) if std > 0.0 else 4
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, for people."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

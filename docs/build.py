@@ -14,7 +14,16 @@ from sphinx.cmd.build import build_main
 
 SOURCE = Path(__file__).resolve().parent
 OUTPUT = SOURCE.parent / "build" / "docs"
-GENERATED = SOURCE / "reference" / "api"
+NOTEBOOKS = SOURCE.parent / "notebooks"
+GENERATED = SOURCE / "reference" / "api", SOURCE / "notebooks"
+
+
+def copy_notebooks(target: Path) -> None:
+    """Put the notebooks where Sphinx reads, with their links to pages as from there."""
+    target.mkdir()
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        (target / path.name).write_text(text, encoding="utf-8")
 
 
 def check_links(site: Path) -> int:
@@ -28,8 +37,9 @@ def check_links(site: Path) -> int:
 
 def main() -> int:
     """Build everything anew, so that no page of an earlier build hides a broken link."""
-    for folder in (OUTPUT, GENERATED):
+    for folder in (OUTPUT, *GENERATED):
         shutil.rmtree(folder, ignore_errors=True)
+    copy_notebooks(SOURCE / "notebooks")
     options = ["-W", "--keep-going", "-q", "-j", "auto", "-b", "html"]
     if code := build_main([*options, str(SOURCE), str(OUTPUT)]):
         return code

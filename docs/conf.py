@@ -18,7 +18,7 @@ copyright = f"2026, {author}"
 version = release = cme_dask.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -40,6 +40,11 @@ myst_links_external_new_tab = False
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
+
+# --- the notebooks, which hold their outputs ------------------------------------------------------
+
+nb_execution_mode = "off"
+nb_merge_streams = True
 
 # --- the reference --------------------------------------------------------------------------------
 

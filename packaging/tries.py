@@ -72,6 +72,25 @@ def report():
     assert Path("report/memory.png").stat().st_size > 1000
 
 
+def notebooks():
+    """A fit in a kernel, whose progress is a card, and a picture of its laws."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    source = """
+from pathlib import Path
+import numpy as np
+from cme_dask import JointDistribution
+x = np.linspace(-2, 2, 400)[:, None]
+fit = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2)
+fit.fit(x, np.sin(x), progress=True).conditional([[-1.0], [1.0]]).plot_fan();
+"""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    NotebookClient(notebook, kernel_name="python3").execute()
+    kinds = {kind for out in notebook.cells[0].outputs for kind in out.get("data", ())}
+    assert {"image/png", "text/html"} <= kinds, kinds
+
+
 def xarray():
     import pandas as pd
     import xarray as xr

@@ -130,9 +130,11 @@ def brief_search(monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_held_rows(request):
-    """Calibrations and location models are judged at few rows, but where a module tests them."""
+    """Default fits have few pivots, and are judged at few rows, but where a module tests them."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "ALL_HELD_ROWS", False):
+            if not getattr(request.module, "ALL_PIVOTS", False):
+                patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 150)
             for module in ("joint_fit", "residual", "support"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)

@@ -263,13 +263,23 @@ SMALL = {
     "crossval": Size(3000, ranks=(20,)),
     "sweep": Size(3000, ranks=(20,)),
     "ingest": Size(3000),
-    "tuning": Size(3000),
-    "queries": Size(3000, ranks=(30,)),
-    "multiclass": Size(6000),
+    "tuning": Size(1500),
+    "queries": Size(1000, ranks=(20,)),
+    "multiclass": Size(2000),
 }
 
 
-@pytest.mark.parametrize("case", [case for case in SMALL if case not in ("ridge", "sweep")])
+LONG = ("tuning", "queries", "multiclass")  # of default fits
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case in LONG else ())
+        for case in SMALL
+        if case not in ("ridge", "sweep")
+    ],
+)
 def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", SMALL)
     monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)

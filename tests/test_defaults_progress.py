@@ -1,6 +1,5 @@
 """The progress of default fits: steps k of n, a share that only grows, one time left."""
 
-import io
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,6 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 from cme_dask.estimators.steps import SearchTimes
 from cme_dask.learning.candidates import TuningProgress
-from cme_dask.passes import progress as display
 from cme_dask.passes.progress import FitProgress, Step, pass_event
 
 
@@ -121,23 +119,6 @@ def test_progress_true_says_each_step_where_nothing_can_be_overwritten(rows, cap
     assert any("of 5: search for kernels" in line for line in lines)
     assert "done" in lines[-1]
     assert "100%" in lines[-1]
-
-
-def test_progress_true_in_a_notebook_goes_on_where_nothing_is_reported(monkeypatch):
-    written = io.StringIO()
-    monkeypatch.setattr(display, "_in_notebook", lambda: True)
-    monkeypatch.setattr(display, "_EVERY", 0.01)
-    monkeypatch.setattr("sys.stdout", written)
-    event = Event(2, 5, "solution", 0.4, 3.0, 7.0, "")
-    with display.FitDisplay() as shown:
-        shown(event)
-        while written.getvalue().count("\r") < 3:  # the clock goes on by itself
-            pass
-        shown(Event(5, 5, "done", 1.0, 9.0, 0.0, "9 s"))
-    updates = written.getvalue().split("\r")
-    assert "step 2 of 5: solution, 40%" in "".join(updates)
-    assert "step 5 of 5: done" in updates[-1]
-    assert written.getvalue().endswith("\n")
 
 
 def test_progress_is_a_function_or_a_boolean(rows):

@@ -8,6 +8,8 @@ import pytest
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning, kernels
 from cme_dask.errors import RankWarning, ToleranceWarning
 
+ALL_PIVOTS = True
+
 BRIEF = Tuning(rows=300, max_rank=60, evaluations=4, finalists=2, averaged=2)
 
 

@@ -93,7 +93,8 @@ def commands(block):
     """Commands of a console block, without prompts and comments."""
     lines = [line[2:].split("  #")[0].strip() for line in block.splitlines() if line[:2] == "$ "]
     # One runs this test, the other needs a network: see the test of the installation below.
-    skipped = (*(f"python3 run {name}" for name in ("test", "demo", "slow", "docs")), "pip install")
+    ours = ("test", "demo", "slow", "docs", "notebooks")
+    skipped = (*(f"python3 run {name}" for name in ours), "pip install")
     return [line for line in lines if not line.startswith(skipped)]
 
 

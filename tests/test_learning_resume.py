@@ -10,7 +10,7 @@ from cme_dask import MulticlassEmbedding
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
 
-N = 100_000
+N = 40_000
 OPTIONS = {"batch_size": 100, "max_iter": 40, "max_rank": 20, "n_folds": 3, "random_state": 0}
 KILLED = f"""
 import os, signal, sys
@@ -22,7 +22,7 @@ def progress(event):
     part = event.detail
     name = getattr(part, "stage", getattr(part, "name", None))
     done = getattr(part, "rows", getattr(part, "done", 0))
-    if name == stage and done >= (20 if stage == "learning" else 50_000):
+    if name == stage and done >= (20 if stage == "learning" else 20_000):
         os.kill(os.getpid(), signal.SIGKILL)
 
 scheduler = "threads" if place == "threads" else Client(place)

@@ -129,8 +129,12 @@ def test_coordinates_of_y_are_judged_in_units_of_y():
     x = rng.normal(size=(500, 1))
     y = np.exp(2 * np.sin(2 * x) + 0.5 * rng.normal(size=(500, 1)))
     scores = learn_transform(y, np.full(500, 1 / 500), (False,), "scores")
-    plain, mapped = learned(x, y), learned(x, y, transform=scores)
+    plain, mapped = learned(x, y), learned(x, y, transforms=(scores,))
     assert mapped.absolute_error < plain.absolute_error
+    best = learned(x, y, transforms=(None, scores))
+    assert best.transform is scores
+    assert best.absolute_error == mapped.absolute_error
+    assert learned(x, np.sin(2 * x), transforms=(None, scores)).transform is None
 
 
 @pytest.mark.parametrize("far", [1.0, 1e12])
@@ -200,3 +204,18 @@ def test_given_kernels_of_x_serve_the_location():
     model = JointDistribution(kernel_x=kernel, tuning=QUICK, residual=True).fit(x, y)
     assert model.model_.residual.location.kernel == kernel
     assert model.model_.about["residual"]["search"] is None
+
+
+def test_the_basis_holds_what_the_ridge_keeps():
+    """Far fewer functions interpolate wildly at the edge of the data."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 4))
+    y = 2.0 * np.sin(1.5 * x[:, :1]) + x[:, 1:2] * x[:, 2:3] + 0.3 * rng.normal(size=(600, 1))
+    quick = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1, trees=())
+    fit = JointDistribution(residual=True, tuning=quick).fit(x, y, scheduler="synchronous")
+    location, found = fit.model_.residual.location, fit.model_.about["residual"]["search"]
+    kernel, points = location.kernel, location.points
+    sections = kernel(points, x)
+    explained = (sections * np.linalg.solve(kernel(points, points), sections)).sum()
+    assert 1.0 - explained / kernel.diagonal(x).sum() < max(found["reg"], 1e-9)
+    assert len(points) < len(x) / 3

@@ -177,11 +177,12 @@ def test_image_is_pinned_and_has_no_root():
 @pytest.mark.slow
 def test_composition_as_plain_processes(tmp_path):
     pytest.importorskip("moto")
-    for _ in range(2):  # the second fit finds its model
-        found = done(
-            sys.executable, CLUSTER / "container" / "run_plain.py", tmp_path, "--rows", "5e4"
-        )
+    # From a store that is far away and busy, and from one that is not: that fit finds its model.
+    for far in (["--delay", "0.01", "--failing", "0.05"], []):
+        script = CLUSTER / "container" / "run_plain.py"
+        found = done(sys.executable, script, tmp_path, "--rows", "5e4", *far)
         assert found.returncode == 0, found.stdout + found.stderr
+    assert "busy: 3 of" in (tmp_path / "objects.log").read_text()
     local = ["rows.zarr", "--out", "local.model", "--kernel", "median"]
     line = shlex.join(["cme-dask", "fit", *local])
     found = done("bash", "-c", f"cd {tmp_path} && cme-dask sample rows.zarr --rows 5e4 && {line}")

@@ -17,10 +17,11 @@ from cme_dask import PivotedCholesky, kernels
 from cme_dask.cli import cli, progress, run_report
 from cme_dask.cli.progress import LOGGER, logging_to
 from cme_dask.cli.run_report import FILES, MemoryTimeline, PeakMemory, reporting
+from cme_dask.display import duration
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.models import plots as drawing
 from cme_dask.passes.cluster import described_workers
-from cme_dask.passes.progress import duration, pass_event
+from cme_dask.passes.progress import pass_event
 from cme_dask.passes.sources import open_sample
 
 

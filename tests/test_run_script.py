@@ -68,7 +68,8 @@ def test_usage(args, code):
     text = done.stdout + done.stderr
     assert "python3 run COMMAND" in text
     if args != ["nope"]:
-        commands = ("demo", "test", "bench", "study", "slow", "docs", "package", "lint", "exec --")
+        commands = ("demo", "test", "bench", "study", "slow", "docs", "notebooks", "package")
+        commands += ("lint", "exec --")
         assert all(word in text for word in commands)
 
 
@@ -177,7 +178,7 @@ def test_exec_is_clean_of_the_callers_environment(small_root, monkeypatch, tmp_p
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
 
 
-@pytest.mark.parametrize("command", ["docs", "package"])
+@pytest.mark.parametrize("command", ["docs", "notebooks", "package"])
 def test_scripts_of_the_project_run_in_its_environment(small_root, command):
     script = write(
         small_root.ROOT / small_root.SCRIPTS[command],

@@ -2,6 +2,7 @@
 
 Where no container engine is at hand, this starts the same commands in the same order, with the
 server of moto in place of its image. FOLDER is the shared volume; the exit code is that of the fit.
+With ``--delay`` and ``--failing`` the object store is as if it were far away and busy.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 class Composition:
     """The services of a file for Compose, with names of hosts and folders as they are here."""
 
-    def __init__(self, path: Path, folder: Path, rows: str) -> None:
+    def __init__(self, path: Path, folder: Path, rows: str, far: tuple[float, float]) -> None:
         ports = [port for ports in PORTS.values() for port in ports]
         self.ports = dict(zip(ports, free_ports(len(ports)), strict=True))
         text = re.sub(r"\$\{ROWS:-[^}]*\}", rows, path.read_text())
@@ -46,9 +47,12 @@ class Composition:
         text = text.replace("--port ", "--host 127.0.0.1 --port ")
         text = text.replace("/recipes/", f"{HERE}/").replace("/data/", f"{folder}/")
         self.services: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-        self.services["objects"]["command"] = (
-            f"{sys.executable} -m moto.server -H 127.0.0.1 -p {self.ports[9000]}"
-        )
+        port, (delay, failing) = self.ports[9000], far
+        serve = f"-m moto.server -H 127.0.0.1 -p {port}"
+        if delay or failing:
+            script = HERE / "far_objects.py"
+            serve = f"{script} --port {port} --delay {delay} --failing {failing}"
+        self.services["objects"]["command"] = f"{sys.executable} {serve}"
         self.folder = folder
         self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
 
@@ -113,11 +117,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="shared volume, and logs")
     parser.add_argument("--rows", default="1e6", help="rows of the sample (1e6)")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds of a request to objects")
+    parser.add_argument("--failing", type=float, default=0.0, help="share of them that fails")
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    composition = Composition(HERE / "compose.yaml", folder, given.rows)
+    far = given.delay, given.failing
+    composition = Composition(HERE / "compose.yaml", folder, given.rows, far)
     try:
         for name in composition.services:
             composition.start(name)

@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from cme_dask.data.atomic import disk_errors
+from cme_dask.display import duration
 from cme_dask.errors import DataError, printable, without_secrets
-from cme_dask.passes.progress import Event, Listener, bars, duration, update_bar
+from cme_dask.passes.progress import Event, Listener, bars, update_bar
 
 if TYPE_CHECKING:
     from cme_dask.data.ingest import IngestProgress

@@ -506,9 +506,11 @@ class FitContext:
             return None
         with one_blas_thread():
             pivots = self.pivots[0]
-            # A function that is almost free of noise takes more than a law of what is left.
+            # A function that is almost free of noise takes more than a law of what is left, and
+            # functions that its ridge keeps: without them it would go astray between the pivots.
             most = MAX_RANK if pivots.default_rank else pivots.max_rank
-            basis, _ = self._sampled(0, self.mean.kernel, (), replace(pivots, max_rank=most))
+            finer = replace(pivots, tol=min(pivots.tol, self.mean.reg), max_rank=most)
+            basis, _ = self._sampled(0, self.mean.kernel, (), finer)
             return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
 
     def basis_of_few(self, i: int, kernel: Kernel, rank: int) -> NewtonBasis:

@@ -57,12 +57,9 @@ def search_location(
     rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
     x, y = rows.parts
     folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
-    learned = partial(learn_mean, x, y, rows.importance, columns.categorical, folds)
-    of_y, of_scores = learned(), None if scores is None else learned(scores)
-    if of_y is None or (of_scores and of_scores.absolute_error < of_y.absolute_error):
-        context = replace(context, mean=of_scores, scores=scores)
-    else:
-        context = replace(context, mean=of_y, scores=None)
+    transforms = (None,) if scores is None else (None, scores)
+    mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms)
+    context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
     trees = _trees(context, kinds)
     return context if trees is None else replace(context, given=trees, mean=None, scores=None)
 

@@ -11,7 +11,15 @@ from cme_dask.estimators.context import PivotProgress, Progress
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS, RESIDUAL_FINALISTS
 from cme_dask.learning.candidates import Tuning, TuningProgress
 from cme_dask.passes.driver import Executor
-from cme_dask.passes.progress import Event, FitProgress, Listener, Step, StepBegan, listening
+from cme_dask.passes.progress import (
+    Event,
+    FitDisplay,
+    FitProgress,
+    Listener,
+    Step,
+    StepBegan,
+    listening,
+)
 from cme_dask.passes.publishing import Publisher, publishing
 
 ROWS, SEARCH, PIVOTS, PASS, SOLUTION = "rows", "search", "pivots", "pass", "solution"
@@ -406,7 +414,7 @@ def steps_of(
     return [*before, location, *searched, *steps.values(), *possible]
 
 
-def shown_on(panel: Publisher) -> Listener:
+def shown_on(panel: Publisher | FitDisplay) -> Listener:
     """The listener that sends events, and what they tell of bases and candidates, to a panel."""
 
     def listener(event: Event) -> None:
@@ -471,7 +479,8 @@ def reported(
         If ``progress`` is something else.
     """
     with listening(progress) as listener, publishing(executor.client, name, n_rows) as panel:
-        both = (listener, None if panel is None else shown_on(panel))
+        shown = shown_on(listener) if isinstance(listener, FitDisplay) else listener
+        both = (shown, None if panel is None else shown_on(panel))
         listeners = [one for one in both if one is not None]
         if not listeners:
             yield None

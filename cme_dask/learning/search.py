@@ -34,7 +34,7 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
-_SHORTLIST = 12
+_SHORTLIST = 8
 _FACTORS = (0.7, 1.4)
 SMOOTHNESS, ROUGHER = (2.5, 1.5, 0.5), 1.35
 

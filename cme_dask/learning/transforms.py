@@ -276,6 +276,9 @@ def median_heuristic(rows: Array, weights: Array, few: Array, few_weights: Array
 def _median_distance(rows: Array, weights: Array) -> float:
     """Weighted lower median of the distances of pairs."""
     distances = pdist(rows)
+    if np.ptp(weights) == 0.0:
+        middle = (len(distances) - 1) // 2
+        return float(np.partition(distances, middle)[middle])
     first, second = np.triu_indices(len(rows), 1)
     order = np.argsort(distances, kind="stable")
     mass = np.cumsum((weights[first] * weights[second])[order])

@@ -115,11 +115,15 @@ class HeldOut:
         cross = transform_y.T @ held.blocks["y", "x"] @ transform_x
         return cls(gram_x, gram_y, cross, mean_x, mean_y)
 
-    def loss(self, coef: Array) -> Array:
-        """The loss of H, shape (k_Y, k_X), or of several, shape (..., k_Y, k_X)."""
+    def loss(self, coef: Array, square: Array | None = None) -> Array:
+        """The loss of H, shape (k_Y, k_X), or of several, shape (..., k_Y, k_X).
+
+        ``square``: H^T E[psi_Y psi_Y^T] H, where it is known.
+        """
+        if square is None:
+            square = coef.swapaxes(-1, -2) @ (self.gram_y @ coef)
         gain = (coef * (self.cross - np.outer(self.mean_y, self.mean_x))).sum(axis=(-2, -1))
-        square = (self.gram_y @ (coef @ self.gram_x) * coef).sum(axis=(-2, -1))
-        return np.asarray(square - 2.0 * gain)
+        return np.asarray((square * self.gram_x).sum(axis=(-2, -1)) - 2.0 * gain)
 
 
 def held_out_loss(held: Moments, solution: JointSolution) -> float:
@@ -273,22 +277,21 @@ class FactoredFold:
         rest, held, constant = self.rest, self.held, self.rest.means["f(y)"]
         joint = np.empty(len(regs))
         squared = np.empty((len(regs), len(constant)))
-        of_y = {r: self.smoothed("y", r, np.eye(len(rest.means["y"]))) for r in {r.y for r in regs}}
+        gram = held.blocks["y", "y"]
+        of_y = {r: self.smoothed("y", r, np.eye(len(gram))) for r in {reg.y for reg in regs}}
+        squares = {r: smoother.T @ gram @ smoother for r, smoother in of_y.items()}
         for reg_x in {r.x for r in regs}:
             # What x predicts of the basis of y: its features from here on.
             predicted = self.smoothed("x", reg_x, rest.blocks["y", "x"].T)
             of_fold = held.projected("x", predicted)
             both = held.blocks["y", "x"] @ predicted
             unseen = HeldOut(
-                of_fold.blocks["x", "x"],
-                held.blocks["y", "y"],
-                both,
-                of_fold.means["x"],
-                held.means["y"],
+                of_fold.blocks["x", "x"], gram, both, of_fold.means["x"], held.means["y"]
             )
             some = [i for i, reg in enumerate(regs) if reg.x == reg_x]
+            for i in some:
+                joint[i] = unseen.loss(of_y[regs[i].y], squares[regs[i].y])
             smoothers = np.stack([of_y[regs[i].y] for i in some])
-            joint[some] = unseen.loss(smoothers)
             slopes = smoothers.transpose(0, 2, 1) @ rest.blocks["y", "f(y)"]
             squared[some] = of_fold.squared_error("x", "y", constant, slopes)
         flat = np.zeros((len(rest.means["x"]), len(constant)))

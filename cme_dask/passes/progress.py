@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -20,7 +20,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from cme_dask.display import duration
 from cme_dask.errors import DataError, printable
+from cme_dask.passes.notebook import CardOutput, Curve, FitCard
 
 TOPIC = "cme-dask"
 """Topic of the events that a cluster's scheduler keeps: ``client.get_events("cme-dask")``."""
@@ -346,7 +348,7 @@ def update_bar(shown: Progress, task: TaskID, event: Event) -> None:
 
 
 class FitDisplay:
-    """Events for people: a bar in a terminal, one line that changes in a notebook, else lines.
+    """Events for people: a bar in a terminal, a card that changes in a notebook, else lines.
 
     Use as a context manager. Where nothing is reported the clock goes on, twice a second.
     """
@@ -357,24 +359,27 @@ class FitDisplay:
         self._task: TaskID | None = None
         self._event: Event | None = None
         self._heard = self._begin = time.monotonic()
-        self._spoken, self._step, self._width = 0.0, 0, 0
+        self._spoken, self._step = 0.0, 0
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._notebook = _in_notebook()
+        self._card: CardOutput | None = None
+        self._curves: dict[str, Curve] = {}
+        self._candidates, self._stage = 0, ""
         self._ticking = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> "FitDisplay":
-        if self._notebook:
+        if _in_notebook():
+            self._card = CardOutput(self._drawn())
             self._ticking.start()
         elif self._console.is_terminal:
             self._bars.start()
             self._task = self._bars.add_task("starting", total=1.0, text="")
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._stop.set()
-        if self._notebook:
+        if self._card is not None:
             self._ticking.join()
-            sys.stdout.write("\n")
+            self._card.update(self._drawn("" if kind is None else f"stopped: {kind.__name__}"))
         self._bars.stop()
 
     def __call__(self, event: Event) -> None:
@@ -383,10 +388,25 @@ class FitDisplay:
             self._event, self._heard = event, time.monotonic()
             if self._task is not None:
                 update_bar(self._bars, self._task, event)
-            elif not self._notebook:
+            elif self._card is None:
                 self._now_and_then(event)
-        if self._notebook and event.done == 1.0:
-            self._write()
+
+    def trace(self, variable: str, rank: int, residual: float, tol: float) -> None:
+        """Take the trace error of a basis of this rank."""
+        with self._lock:
+            name = f"trace error of {variable} against rank"
+            self._curves.setdefault(name, Curve(name, logarithmic=True)).add(rank, residual)
+
+    def losses(self, stage: str, losses: Sequence[float]) -> None:
+        """Take the held-out losses of further candidates of a search."""
+        with self._lock:
+            if stage != self._stage:
+                self._stage, self._candidates = stage, 0
+            name = "held-out loss of candidates"
+            for loss in losses:
+                self._candidates += 1
+                curve = self._curves.setdefault(name, Curve(name, logarithmic=False))
+                curve.add(self._candidates, float(loss))
 
     def _now_and_then(self, event: Event) -> None:
         now = time.monotonic()
@@ -396,42 +416,31 @@ class FitDisplay:
 
     def _tick(self) -> None:
         while not self._stop.wait(_EVERY):
-            self._write()
+            if self._card is not None:
+                self._card.update(self._drawn())
 
-    def _write(self) -> None:
+    def _drawn(self, stopped: str = "") -> FitCard:
+        """What a notebook shows now: the clock goes on where the step has nothing to report."""
         with self._lock:
-            now = time.monotonic()
-            if self._event is None:
-                line = f"starting, {duration(now - self._begin)}"
-            else:
-                since = now - self._heard
-                left = self._event.seconds_left
-                # The clock goes on where the step has nothing to report.
-                shown = Event(
-                    self._event.step,
-                    self._event.steps,
-                    self._event.name,
-                    self._event.done,
-                    self._event.seconds + since,
-                    None if left is None else max(0.0, left - since),
-                    self._event.text,
-                )
-                line = f"{shown}, {duration(now - self._begin)} so far"
-            padded = line.ljust(self._width)
-            self._width = len(line)
-            sys.stdout.write("\r" + padded)
-            sys.stdout.flush()
+            now, event = time.monotonic(), self._event
+            seconds = now - self._begin
+            curves = tuple(replace(each, points=[*each.points]) for each in self._curves.values())
+            if event is None:
+                head = stopped or "starting"
+                return FitCard(f"{head}, {duration(seconds)}", head, "", 0.0, seconds, None, curves)
+            if event.done == 1.0:
+                text = "" if event.name == "done" else event.text  # of a fit that is its time
+                line = f"done in {duration(event.seconds)}"
+                return FitCard(line, "done", text, 1.0, event.seconds, None, curves)
+            left = event.seconds_left
+            left = None if left is None else max(0.0, left - (now - self._heard))
+            line = f"{replace(event, seconds_left=left)}, {duration(seconds)} so far"
+            head = f"step {event.step} of {event.steps}: {event.name}"
+            if stopped:
+                line, head, left = f"{stopped}, {line}", f"{stopped}, {head}", None
+            return FitCard(line, head, event.text, event.done, seconds, left, curves)
 
 
 def _in_notebook() -> bool:
     """Whether this is a kernel of Jupyter, where output is shown as it is written."""
     return "ipykernel" in sys.modules and type(sys.stdout).__module__.startswith("ipykernel")
-
-
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, for people."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

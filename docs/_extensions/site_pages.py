@@ -23,10 +23,10 @@ def formula(writer, node):
 
 
 def links_to_the_root(app, docname, content):
-    """Turn links to pages at the root of the repository into those to pages that include them."""
+    """Turn links to pages and notebooks outside of docs into those to their places in the site."""
     content[0] = re.sub(
         r"\]\(\.\./([A-Z]+)\.md", lambda link: f"](project/{link[1].lower()}.md", content[0]
-    )
+    ).replace("](../notebooks/", "](notebooks/")
 
 
 def skip_members_of_others(app, what, name, value, skip, options):
