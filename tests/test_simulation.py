@@ -61,7 +61,8 @@ def test_workers_share_the_cores_of_their_host():
     assert seconds(4, **two, full_speed=0.8) == pytest.approx(40.0, rel=0.02)
     # One busy thread is not slower; on two hosts each has its own cores.
     assert seconds(1, workers_per_host=1, cores_per_host=2, full_speed=0.8) == pytest.approx(64.0)
-    assert seconds(8, **two) == pytest.approx(16.0, rel=0.05)
+    # A worker is given two tasks, so that one of 2 s may be left to it when others have none.
+    assert 16.0 <= seconds(8, **two) <= 18.0
 
 
 def test_the_file_system_bounds_all_workers_together():
@@ -140,10 +141,12 @@ def test_a_pass_ends_and_is_bounded_by_its_parts(work, cluster, seed):
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40))
-def test_equal_leaves_end_no_later_on_more_workers(leaves, workers):
-    work = PassWork([1.0] * leaves)
-    few, many = (simulate_pass(work, SimulatedCluster(n)).seconds for n in (workers, workers + 1))
-    assert many <= few * (1 + 1e-12)
+def test_no_worker_waits_while_leaves_are_queued(leaves, workers):
+    """All are busy until the queue is empty, when each holds two leaves at most."""
+    done = simulate_pass(PassWork([1.0] * leaves), SimulatedCluster(workers))
+    even = leaves / workers
+    assert max(even, 1.0) <= done.seconds * (1 + 1e-12)
+    assert done.seconds <= (even + 2.0) * (1 + 1e-12)
 
 
 def test_seeds_differ():

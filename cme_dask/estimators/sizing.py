@@ -75,7 +75,7 @@ class ClusterLayout:
 class ClusterPlan:
     """What a fit would take on a cluster.
 
-    Attributes
+    Parameters
     ----------
     fit
         The plan of the fit at these rows, whose pass is that of the cluster.

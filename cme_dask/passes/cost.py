@@ -6,13 +6,11 @@ are shared are seen to be shared, and rows that are read ahead cost what tasks w
 """
 
 import heapq
-import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from cme_dask.data.sample import Sample
@@ -224,9 +222,10 @@ def _time_strips(
 
 def pickled_bytes(value: Any) -> int:
     """Bytes that a value takes on its way to another process."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
+    from distributed.protocol import serialize
+
+    _, frames = serialize(value)
+    return sum(memoryview(frame).nbytes for frame in frames)
 
 
 def _join(

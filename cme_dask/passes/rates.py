@@ -80,7 +80,13 @@ class ClusterRates:
             raise DataError("bandwidth must be positive, in bytes per second")
 
     def tasks_per_second(self, workers: int) -> float:
-        """Tasks that the scheduler handles per second, with so many workers."""
+        """Tasks that the scheduler handles per second.
+
+        Parameters
+        ----------
+        workers
+            Workers that are connected to it.
+        """
         service = self.task_seconds + self.task_seconds_per_worker * workers
         return 1.0 / service if service else math.inf
 
@@ -108,6 +114,11 @@ class ClusterRates:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ClusterRates":
         """The rates of :meth:`to_dict`.
+
+        Parameters
+        ----------
+        values
+            Rates by name.
 
         Raises
         ------

@@ -10,7 +10,6 @@ left to the scheduler, whose service time is what is measured.
 import asyncio
 import heapq
 import os
-import pickle
 import sys
 import time
 from itertools import count
@@ -19,12 +18,13 @@ from typing import Any
 from distributed.batched import BatchedSend
 from distributed.comm import Comm, connect
 from distributed.core import rpc
+from distributed.protocol.pickle import dumps
 from distributed.versions import get_versions
 from distributed.worker import Worker
 
 Message = dict[str, Any]
 
-_KIND = pickle.dumps(float)
+_KIND = dumps(float)
 _METRICS: Message = {
     "task_counts": {},
     "bandwidth": {"total": 1e8, "workers": {}, "types": {}},
