@@ -19,7 +19,7 @@ from benchmarks.measure import Bench, Measurement, Ratio, Size, Term
 from cme_dask import JointDistribution, kernels
 from cme_dask.config import N_FOLDS
 from cme_dask.estimators.planning import FitPlan
-from cme_dask.estimators.sizing import ClusterSizing
+from cme_dask.estimators.sizing import PassSizing
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.rates import ClusterRates, run_on_stubs, run_waiting
 from cme_dask.passes.simulation import PassWork, SimulatedCluster, simulate_pass
@@ -129,10 +129,8 @@ def _seconds_in_processes(estimator: JointDistribution, store: Path, count: int)
 def _simulated(plan: FitPlan, workers: int, cores: int, speed: float, rates: ClusterRates) -> float:
     """Seconds of the pass of a plan on workers that share the cores of this machine."""
     assert plan.workload is not None
-    chunk, inf = plan.workload.extent.chunk_rows, float("inf")
-    sizing = ClusterSizing(
-        plan, plan.workload, plan.rows, chunk, rates, inf, inf, (1.0,), (0.0, 1.0), 0
-    )
+    chunk = plan.workload.extent.chunk_rows
+    sizing = PassSizing(plan.moment_pass.rates, plan.workload, plan.rows, chunk, rates)
     runs, _ = sizing.cut(workers, 1, None)
     there = replace(
         sizing.cluster(workers, 1),

@@ -15,7 +15,7 @@ from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
 from cme_dask.display import number
-from cme_dask.estimators.sizing import ClusterSizing, measure_spread
+from cme_dask.estimators.sizing import PassSizing, measure_spread
 from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.passes.simulation import simulate_pass
 
@@ -44,12 +44,11 @@ def run_sizing(
     plan = fit.plan(*uniform_rows(_SAMPLE, COLUMNS))
     assert plan.workload is not None
     progress.say("measuring schedulers with stub workers")
-    rates, spread, inf = ClusterRates.measure(), measure_spread(), float("inf")
+    rates, spread = ClusterRates.measure(), measure_spread()
     curves = []
     for n in rows:
-        sizing = ClusterSizing(
-            plan, plan.workload, n, _CHUNK, rates, inf, inf, spread, (0.0, 1.0), 0
-        )
+        strip_rates = plan.moment_pass.rates
+        sizing = PassSizing(strip_rates, plan.workload, n, _CHUNK, rates, spread=spread)
         points = []
         for workers in WORKERS:
             runs, _ = sizing.cut(workers, 1, None)

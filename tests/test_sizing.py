@@ -7,7 +7,13 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_store
 
-from cme_dask import ClusterRates, JointDistribution, kernels, plan_cluster
+from cme_dask import (
+    ClusterRates,
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    kernels,
+    plan_cluster,
+)
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators import sizing
@@ -70,6 +76,34 @@ def test_its_tasks_are_those_of_the_fit(tmp_path):
     assert (again.tasks, again.strips, again.rows) == (pass_.tasks, pass_.strips, pass_.rows)
     assert again.bytes_read == pass_.bytes_read
     assert again.computing == pytest.approx(pass_.computing, rel=0.2)  # busiest, and mean
+
+
+def sharp(n):
+    """Rows whose spread is far below that of y, so that fits by default learn a location."""
+    rng = np.random.default_rng(0)
+    x = rng.random((n, 2))
+    return x, np.sin(6.0 * x[:, 0]) + x[:, 1] + 0.02 * rng.standard_normal(n)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        JointDistribution(sample_size=2_000),
+        ConditionalMeanEmbedding(kernel_x="median", reg=(1e-4, 1e-2), validation="leave-one-out"),
+    ],
+)
+def test_every_pass_of_a_fit_is_scaled(estimator):
+    fit = estimator.plan(*sharp(4_000), workers=1)
+    assert fit.passes == 2
+    plan, more = (planned(fit, 50, rows=n) for n in (10**9, 10**10))
+    assert plan.bytes_read >= 2 * 10**9 * 3 * 8
+    assert plan.bytes_sent > plan.simulation.sent_bytes
+    for name in fit.parts:
+        scales = name in ("pass: computing", "pass: leave-one-out", "location model")
+        # Ten times as many rows: what grows with them does so in all passes.
+        ratio = more.stages[name][0] / max(plan.stages[name][0], 1e-12)
+        assert not scales or 5.0 < ratio < 20.0, name
+        assert scales or name.startswith("pass") or ratio == pytest.approx(1.0), name
 
 
 def test_time_falls_with_workers_until_the_scheduler_is_busy(fit_plan):

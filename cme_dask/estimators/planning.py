@@ -156,8 +156,9 @@ class FitPlan:
         A given location in words, or None. The fits with and without it share the pass.
     location_seconds
         Measured: fitting a regressor that is the location.
-    workload
-        The pass that makes the moments, for :func:`cme_dask.plan_cluster`.
+    workload, left_out_workload
+        The pass that makes the moments and the one of ``leave_one_out``, for
+        :func:`cme_dask.plan_cluster`.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -179,6 +180,7 @@ class FitPlan:
     location: str | None = None
     location_seconds: float = 0.0
     workload: PassWorkload | None = field(default=None, repr=False, compare=False)
+    left_out_workload: PassWorkload | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -394,16 +396,17 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
     with one_blas_thread():
         solution_seconds = _solution_seconds(choices.specs)
     moment_pass = time_pass(sample, choices.reductions, runs, executor)
-    second_pass = None
+    second_pass = left_out_workload = None
     if second is not None:
         trial = context.rows.prefix(TRIAL_ROWS)
         few = strip_moments(replace(spec, n_folds=1), trial.parts, None, np.zeros(len(trial), int))
         other, reduction = second(few, spec.features)
         extent = extent_of(other, executor)
-        cost = reduction.cost(extent) + context.after_moments(spec.features)
-        runs, needed = plan_pass(cost, extent, executor)
+        around = context.after_moments(spec.features)
+        runs, needed = plan_pass(reduction.cost(extent) + around, extent, executor)
         memory = memory.or_tighter(needed)
         second_pass = time_pass(other, [reduction], runs, executor)
+        left_out_workload = workload_of(other, [reduction], around, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(
@@ -433,6 +436,7 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
         workload=workload_of(
             sample, choices.reductions, context.choice_cost(max(sets.ranks)), executor
         ),
+        left_out_workload=left_out_workload,
     )
 
 

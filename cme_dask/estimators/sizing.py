@@ -14,7 +14,7 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators.planning import FitPlan, PassWorkload
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.reduction import MAX_STRIP, RowRange, strip_length
-from cme_dask.passes.cost import PassCost
+from cme_dask.passes.cost import PassCost, StripTimes
 from cme_dask.passes.driver import A_WORKER, Executor, worker_base_bytes
 from cme_dask.passes.rates import ClusterRates
 from cme_dask.passes.run import plan_pass
@@ -223,8 +223,8 @@ def plan_cluster(
     for name, rate in (("read_rate", read_rate), ("file_system", file_system)):
         if rate is not None and not rate > 0.0:
             raise DataError(f"{name} must be positive, in bytes per second, got {rate!r}")
-    sizing = ClusterSizing(
-        plan,
+    sizing = PassSizing(
+        plan.moment_pass.rates,
         plan.workload,
         int(rows),
         int(chunk_rows or _chunk_rows(plan.workload)),
@@ -235,7 +235,7 @@ def plan_cluster(
         stragglers,
         seed,
     )
-    return sizing.plan(workers, threads_per_worker, memory_per_worker)
+    return _plan(plan, sizing, workers, threads_per_worker, memory_per_worker)
 
 
 def measure_spread() -> tuple[float, ...]:
@@ -259,72 +259,154 @@ def _chunk_rows(workload: PassWorkload) -> int:
     return workload.extent.chunk_rows or min(fitting, MAX_STRIP)
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterSizing:
-    """A fit of so many rows, and the rates of a cluster; the cluster itself varies."""
+class RangedPass(NamedTuple):
+    """A pass on a cluster.
 
-    fit: FitPlan
+    Attributes
+    ----------
+    simulation
+        What is expected.
+    costs
+        Its time: expected, least and most.
+    factors
+        Of the durations of tasks, at the least and at the most.
+    memory
+        Predicted peaks.
+    """
+
+    simulation: Simulation
+    costs: tuple[PassCost, ...]
+    factors: tuple[float, float]
+    memory: ClusterMemory
+
+
+def _plan(
+    fit: FitPlan,
+    sizing: "PassSizing",
+    workers: int,
+    threads: int | None,
+    memory_limit: int | None,
+) -> ClusterPlan:
+    """The plan of a cluster, with others beside it."""
+    each = threads or 1
+    fits, passes = _on_cluster(fit, sizing, workers, each, memory_limit)
+    stages, seconds = _stages(fits, passes[0].factors)
+    sweep = sizing.beside(sorted({(max(round(workers * s), 1), each) for s in _STEPS}))
+    pairs = {(workers, each)}
+    if threads is None:
+        pairs |= {
+            (workers // k, k)
+            for k in (1, 2, 4, 8, _MOST_THREADS)
+            if workers % k == 0 and workers > k
+        }
+    layouts = sizing.beside(sorted(pairs, reverse=True))
+    best = min(layout.seconds for layout in layouts)
+    good = [layout for layout in layouts if layout.seconds <= _NEAR * best]
+    recommended = good[0]  # of the fewest threads in a process
+    # Fewer workers, if more of them do not help.
+    fewer = [one for one in sweep if one.threads == recommended.threads]
+    fewer = [one for one in fewer if one.workers < recommended.workers]
+    fewer = [one for one in fewer if one.seconds <= _NEAR * recommended.seconds]
+    # Passes without a workload of their own read as much as the first.
+    read = [one.costs[0].bytes_read for one in passes]
+    return ClusterPlan(
+        fit=fits[0],
+        workers=workers,
+        threads=each,
+        chunk_rows=sizing.chunk_rows,
+        simulation=passes[0].simulation,
+        seconds=seconds,
+        stages=stages,
+        memory=ClusterMemory(
+            *(max(sizes) for sizes in zip(*(p.memory for p in passes), strict=True))
+        ),
+        bytes_read=sum(read) + read[0] * (fit.passes - len(passes)),
+        bytes_sent=int(sum(one.simulation.sent_bytes for one in passes)),
+        tasks_per_second=sizing.rates.tasks_per_second(workers),
+        limit_workers=sizing.limit_workers(workers, each),
+        sweep=tuple(sweep),
+        layouts=tuple(layouts),
+        recommended=min(fewer, key=lambda one: one.workers) if fewer else recommended,
+        rates=sizing.rates,
+    )
+
+
+def _on_cluster(
+    fit: FitPlan, sizing: "PassSizing", workers: int, threads: int, memory_limit: int | None
+) -> tuple[list[FitPlan], list[RangedPass]]:
+    """The plan of a fit with its passes there: expected, least and most; and these passes."""
+    first = sizing.ranged(workers, threads, memory_limit)
+    fits = [replace(fit, scheduler="distributed", moment_pass=cost) for cost in first.costs]
+    passes = [first]
+    if fit.leave_one_out is not None and fit.left_out_workload is not None:
+        again = sizing.of(fit.leave_one_out, fit.left_out_workload)
+        passes.append(again.ranged(workers, threads, memory_limit))
+        fits = [
+            replace(one, leave_one_out=cost)
+            for one, cost in zip(fits, passes[-1].costs, strict=True)
+        ]
+    if fit.second is not None and fit.second.workload is not None:
+        again = sizing.of(fit.second.moment_pass, fit.second.workload)
+        seconds, others = _on_cluster(fit.second, again, workers, threads, memory_limit)
+        passes += others
+        fits = [replace(one, second=second) for one, second in zip(fits, seconds, strict=True)]
+    return fits, passes
+
+
+def _stages(
+    fits: Sequence[FitPlan], factors: Sequence[float]
+) -> tuple[dict[str, tuple[float, float, float]], tuple[float, float, float]]:
+    """Seconds of each step and of all: expected, least, most."""
+    expected, least, most = fits
+    stages = {}
+    for name, value in expected.parts.items():
+        low, high = (
+            (least.parts[name], most.parts[name])
+            if name.startswith("pass") or name.startswith("location model")
+            else (value * factors[0], value * factors[1])
+        )
+        stages[name] = value, min(value, low), max(value, high)
+    if expected.residual == "auto":
+        stages["location model, if it pays"] = (0.0, 0.0, most.residual_seconds[1])
+    each = np.array(list(stages.values())).sum(axis=0).tolist()
+    return stages, (each[0], each[1], each[2])
+
+
+@dataclass(frozen=True, eq=False)
+class PassSizing:
+    """A pass over so many rows, and the rates of a cluster; the cluster itself varies."""
+
+    strip_rates: StripTimes
     workload: PassWorkload
     rows: int
     chunk_rows: int
     rates: ClusterRates
-    read_rate: float
-    file_system: float
-    spread: tuple[float, ...]
-    stragglers: tuple[float, float]
-    seed: int
+    read_rate: float = math.inf
+    file_system: float = math.inf
+    spread: tuple[float, ...] = (1.0,)
+    stragglers: tuple[float, float] = (0.0, 1.0)
+    seed: int = 0
 
-    def plan(self, workers: int, threads: int | None, memory_limit: int | None) -> ClusterPlan:
-        """The plan of a cluster, with others beside it."""
-        each = threads or 1
-        runs, memory = self.cut(workers, each, memory_limit)
-        work = self.work(runs)
-        simulation = simulate_pass(work, self.cluster(workers, each), self.seed)
+    def of(self, measured: PassCost, workload: PassWorkload) -> "PassSizing":
+        """Another pass over these rows."""
+        return replace(self, strip_rates=measured.rates, workload=workload)
+
+    def ranged(self, workers: int, threads: int, memory_limit: int | None) -> RangedPass:
+        """The pass with the durations that were measured, with short ones and with long ones."""
+        runs, memory = self.cut(workers, threads, memory_limit)
+        work, there = self.work(runs), self.cluster(workers, threads)
         slow, fast = np.quantile(self.spread, [0.9, 0.1])
-        ends = []
+        simulations = [simulate_pass(work, there, self.seed)]
         for factor, stragglers in ((fast, (0.0, 1.0)), (slow, max(self.stragglers, SLOW))):
             scaled = replace(work, leaf_seconds=(np.array(work.leaf_seconds) * factor).tolist())
-            there = replace(self.cluster(workers, each), spread=(1.0,), stragglers=stragglers)
-            ends.append((float(factor), simulate_pass(scaled, there, self.seed)))
-        fits = [
-            self.scaled(one, runs, workers * each, factor)
-            for factor, one in ((1.0, simulation), *ends)
-        ]
-        stages, seconds = self.stages(fits, [factor for factor, _ in ends])
-        sweep = self.beside(sorted({(max(round(workers * s), 1), each) for s in _STEPS}))
-        pairs = {(workers, each)}
-        if threads is None:
-            pairs |= {
-                (workers // k, k)
-                for k in (1, 2, 4, 8, _MOST_THREADS)
-                if workers % k == 0 and workers > k
-            }
-        layouts = self.beside(sorted(pairs, reverse=True))
-        best = min(layout.seconds for layout in layouts)
-        good = [layout for layout in layouts if layout.seconds <= _NEAR * best]
-        recommended = good[0]  # of the fewest threads in a process
-        # Fewer workers, if more of them do not help.
-        fewer = [one for one in sweep if one.threads == recommended.threads]
-        fewer = [one for one in fewer if one.workers < recommended.workers]
-        fewer = [one for one in fewer if one.seconds <= _NEAR * recommended.seconds]
-        return ClusterPlan(
-            fit=fits[0],
-            workers=workers,
-            threads=each,
-            chunk_rows=self.chunk_rows,
-            simulation=simulation,
-            seconds=seconds,
-            stages=stages,
-            memory=memory,
-            bytes_read=self.bytes_read(runs) * self.fit.passes,
-            bytes_sent=int(simulation.sent_bytes),
-            tasks_per_second=self.rates.tasks_per_second(workers),
-            limit_workers=self.limit_workers(workers, each),
-            sweep=tuple(sweep),
-            layouts=tuple(layouts),
-            recommended=min(fewer, key=lambda one: one.workers) if fewer else recommended,
-            rates=self.rates,
+            end = replace(there, spread=(1.0,), stragglers=stragglers)
+            simulations.append(simulate_pass(scaled, end, self.seed))
+        factors = float(fast), float(slow)
+        costs = tuple(
+            self.scaled(one, runs, workers * threads, factor)
+            for factor, one in zip((1.0, *factors), simulations, strict=True)
         )
+        return RangedPass(simulations[0], costs, factors, memory)
 
     def beside(self, pairs: Sequence[tuple[int, int]]) -> list[ClusterLayout]:
         """The pass on other numbers of workers and threads."""
@@ -380,7 +462,7 @@ class ClusterSizing:
 
     def work(self, runs: Sequence[RowRange]) -> PassWork:
         """The tasks of the pass with their seconds, by the measured rates."""
-        rates, row_bytes = self.fit.moment_pass.rates, self.workload.row_bytes
+        rates, row_bytes = self.strip_rates, self.workload.row_bytes
         seconds = []
         for run in runs:
             size = self._rows_read(run) * row_bytes
@@ -414,9 +496,9 @@ class ClusterSizing:
 
     def scaled(
         self, one: Simulation, runs: Sequence[RowRange], threads: int, factor: float
-    ) -> FitPlan:
-        """The plan of the fit with this pass; what is no work of threads is scheduling."""
-        rates, strips = self.fit.moment_pass.rates, sum(run.strips for run in runs)
+    ) -> PassCost:
+        """The time of the pass by parts; what is no work of threads is scheduling."""
+        rates, strips = self.strip_rates, sum(run.strips for run in runs)
         busy = min(threads, len(runs))
         read = self.bytes_read(runs)
         computing = self.rows * rates.computing * factor / busy
@@ -425,40 +507,18 @@ class ClusterSizing:
         if read / self.read_rate / busy > computing + reading + sums:
             reading = read / self.read_rate / busy - computing - sums
         reading = max(reading, read / self.file_system - computing - sums)
-        return replace(
-            self.fit,
-            scheduler="distributed",
-            moment_pass=PassCost(
-                rows=self.rows,
-                tasks=len(runs),
-                strips=strips,
-                workers=threads,
-                bytes_read=read,
-                computing=computing,
-                reading=reading,
-                sums=sums,
-                scheduling=max(one.seconds - computing - reading - sums, 0.0),
-                rates=rates,
-            ),
+        return PassCost(
+            rows=self.rows,
+            tasks=len(runs),
+            strips=strips,
+            workers=threads,
+            bytes_read=read,
+            computing=computing,
+            reading=reading,
+            sums=sums,
+            scheduling=max(one.seconds - computing - reading - sums, 0.0),
+            rates=rates,
         )
-
-    def stages(
-        self, fits: Sequence[FitPlan], factors: Sequence[float]
-    ) -> tuple[dict[str, tuple[float, float, float]], tuple[float, float, float]]:
-        """Seconds of each step and of all: expected, least, most."""
-        expected, least, most = fits
-        stages = {}
-        for name, value in expected.parts.items():
-            low, high = (
-                (least.parts[name], most.parts[name])
-                if name.startswith("pass") or name.startswith("location model")
-                else (value * factors[0], value * factors[1])
-            )
-            stages[name] = value, min(value, low), max(value, high)
-        if expected.residual == "auto":
-            stages["location model, if it pays"] = (0.0, 0.0, most.residual_seconds[1])
-        each = np.array(list(stages.values())).sum(axis=0).tolist()
-        return stages, (each[0], each[1], each[2])
 
     def limit_workers(self, workers: int, threads: int) -> int:
         """The least number of workers whose tasks take all of the scheduler's time.
