@@ -16,6 +16,7 @@ from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, load
 from cme_dask.errors import DataError, StoreError
+from cme_dask.estimators import locating
 from cme_dask.learning.trees import (
     TrainingRows,
     better_trees,
@@ -199,6 +200,22 @@ def test_a_smooth_mean_takes_no_trees():
     fit = fitted(x, np.sin(2 * x) + 0.2 * rng.normal(size=x.shape))
     assert fit.model_.about["residual"]["kept"]
     assert not isinstance(fit.model_.residual.location, TreeMean)
+
+
+def test_the_ridge_that_trees_are_compared_with_is_in_its_own_coordinates(monkeypatch):
+    """Those of y whose columns are skewed, on more rows than its kernel was learned on."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 2))
+    y = np.exp(2.0 * np.sin(x[:, 0]) + x[:, 1] + 0.2 * rng.normal(size=2000))
+    seen = {}
+
+    def compared(rows, kinds, ridge):
+        seen["few"], seen["all"] = ridge(rows.first(1000)), ridge(rows)
+
+    monkeypatch.setattr(locating, "better_trees", compared)
+    fit = JointDistribution(tuning=Tuning(evaluations=0)).fit(x, y)
+    assert fit.model_.about["residual"]["transform"] != "raw"
+    assert seen["all"] < 1.1 * seen["few"]
 
 
 def test_several_columns_of_y_have_trees():

@@ -19,7 +19,7 @@ from cme_dask.estimators.growing import (
     different_functions,
     functions_of_first_call,
 )
-from cme_dask.estimators.locating import search_location
+from cme_dask.estimators.locating import measuring_scores, search_location
 from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.support import column_values
@@ -55,7 +55,6 @@ from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization
 from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.rows import BasisRanges
-from cme_dask.numerics.scoring import Mapped
 from cme_dask.numerics.support import make_support
 from cme_dask.passes.progress import StepBegan
 from cme_dask.passes.run import run_pass
@@ -178,8 +177,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = replace(context, scores=_normal_scores(context))
         if residual and not given and x is None:
             context = search_location(context, context.scores, self._tuning.trees)
-        if context.scores is not None and context.events is not None:
-            context = replace(context, events=Mapped(context.scores, context.events))
+        context = measuring_scores(context)
         context = replace(context, residual=residual, calibration=calibration, conformal=conformal)
         if residual or self.support is not None:
             if self.support_size == 0:

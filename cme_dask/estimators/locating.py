@@ -29,7 +29,7 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
-from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.scoring import Mapped, law_error
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _RANK = 200
@@ -96,11 +96,19 @@ def _ridge_error(context: FitContext, ridge: MeanKernel, rows: TrainingRows) -> 
     if len(rows.x) <= max(REGRESSION_ROWS):
         return ridge.law_error
     with one_blas_thread():
-        sides, moments = sampled_moments(context, context.rows.prefix(len(rows.x)))
+        measured = measuring_scores(context)
+        sides, moments = sampled_moments(measured, context.rows.prefix(len(rows.x)))
         residuals = regression(context, [(sides, moments)]).residuals
     z = residuals.held_out(rows.x, rows.folds)
     predicted = z if context.scores is None else context.scores.inverse()(z)
     return law_error(predicted, rows.y, rows.weights)
+
+
+def measuring_scores(context: FitContext) -> FitContext:
+    """The context whose moments hold the coordinates in which y is located, beside the events."""
+    if context.scores is None or context.events is None:
+        return context
+    return replace(context, events=Mapped(context.scores, context.events))
 
 
 def sampled_moments(
