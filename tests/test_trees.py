@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import write_store
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.ensemble import (
     ExtraTreesRegressor,
     GradientBoostingRegressor,
@@ -91,18 +91,35 @@ def test_other_regressors_are_no_trees():
         assert tree_mean(fitted, (3, 1), covariate=True) is None
 
 
+class AfterTree(RegressorMixin, BaseEstimator):
+    """A small tree, and boosting of small trees of what it leaves."""
+
+    def __init__(self, boosting):
+        self.boosting = boosting
+
+    def fit(self, x, y, sample_weight=None):
+        tree = DecisionTreeRegressor(max_leaf_nodes=4, min_samples_leaf=10)
+        self.tree_ = tree.fit(x, y, sample_weight)
+        boosting = clone(self.boosting).set_params(max_leaf_nodes=4)
+        self.boosting_ = boosting.fit(x, y - tree.predict(x), sample_weight)
+        return self
+
+    def predict(self, x):
+        return self.tree_.predict(x) + self.boosting_.predict(x)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["boosting", "forest"])
+@pytest.mark.parametrize("kind", ["boosting", "shallow", "forest"])
 def test_cross_fits_are_refits_by_hand(kind, weighted):
     x, y = rows(150, q=2)
     weights = np.random.default_rng(3).uniform(0.5, 2.0, 150) if weighted else None
     given = training(x, y, weights)
     found = cross_fitted(kind, given)
-    if kind == "boosting":
+    if kind != "forest":
         made = HistGradientBoostingRegressor(
             learning_rate=0.1, max_iter=found.steps, min_samples_leaf=10, random_state=0
-        )
-        made = MultiOutputRegressor(made.set_params(early_stopping=False))
+        ).set_params(early_stopping=False)
+        made = MultiOutputRegressor(made if kind == "boosting" else AfterTree(made))
     else:
         made = ExtraTreesRegressor(20, random_state=0)
     every = np.zeros(150, dtype=bool)
@@ -150,11 +167,28 @@ def test_the_error_of_laws_is_that_of_a_loop():
     assert law_error(predicted, np.zeros((n, 2)), weights) == 0.0
 
 
-@pytest.mark.parametrize(("error", "chosen"), [(0.01, False), (0.9, True)])
-def test_trees_are_taken_where_their_laws_are_better(error, chosen):
-    found = better_trees(training(*jump()), ("boosting", "forest"), lambda rows: error)
+ALL = "boosting", "shallow", "forest"
+
+
+@pytest.mark.parametrize(
+    ("ridge", "chosen"),
+    [
+        (lambda rows: 2.0 * ((rows.x > 0.3) & (rows.x < 0.7)), False),  # the true mean
+        (lambda rows: rows.y.mean(axis=0) + 0.0 * rows.y, True),
+        (lambda rows: 2.0 * ((rows.x > 0.25) & (rows.x < 0.7)), True),
+    ],
+)
+def test_trees_are_taken_where_they_are_clearly_better(ridge, chosen):
+    found = better_trees(training(*jump()), ALL, 0.5, ridge)
     assert (found is not None) == chosen
-    assert better_trees(training(*jump()), (), lambda rows: error) is None
+
+
+def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
+    def ridge(rows):
+        raise AssertionError("no trees are left to be compared with")
+
+    assert better_trees(training(*jump()), ALL, 1e-3, ridge) is None
+    assert better_trees(training(*jump()), (), 0.5, ridge) is None
 
 
 # Fits with trees
@@ -174,7 +208,7 @@ def test_a_jump_takes_trees_in_one_pass_and_its_model_is_saved(tmp_path):
     )
     about = fit.model_.about["residual"]
     assert about["kept"]
-    assert about["location"] in ("boosted trees", "randomised trees")
+    assert about["location"] in ("boosted trees", "shallow boosted trees", "randomised trees")
     assert about["location"] in repr(fit.model_)
     assert fit.n_passes_ == 1
     assert set(store.chunks("x").values()) == {1}
@@ -209,8 +243,9 @@ def test_the_ridge_that_trees_are_compared_with_is_in_its_own_coordinates(monkey
     y = np.exp(2.0 * np.sin(x[:, 0]) + x[:, 1] + 0.2 * rng.normal(size=2000))
     seen = {}
 
-    def compared(rows, kinds, ridge):
-        seen["few"], seen["all"] = ridge(rows.first(1000)), ridge(rows)
+    def compared(rows, kinds, error, ridge):
+        seen["few"] = error
+        seen["all"] = law_error(ridge(rows), rows.y, rows.weights)
 
     monkeypatch.setattr(locating, "better_trees", compared)
     fit = JointDistribution(tuning=Tuning(evaluations=0)).fit(x, y)

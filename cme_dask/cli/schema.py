@@ -138,7 +138,7 @@ class TuningSection(_Section):
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
         3, description="Number of learned kernels whose density ratios are averaged."
     )
-    trees: list[Literal["boosting", "forest"]] | None = None
+    trees: list[Literal["boosting", "shallow", "forest"]] | None = None
 
     def tuning(self) -> Tuning:
         """As the estimators take it."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from cme_dask.estimators.tuned import FOLDS, FeatureMoments
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
-from cme_dask.learning.regression import MeanKernel, learn_mean
+from cme_dask.learning.regression import learn_mean
 from cme_dask.learning.trees import (
     KINDS,
     TrainingRows,
@@ -29,7 +30,9 @@ from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
-from cme_dask.numerics.scoring import Mapped, law_error
+from cme_dask.numerics.scoring import Mapped
+
+Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _RANK = 200
@@ -81,7 +84,8 @@ def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
         context.seed,
         context.executor.cores,
     )
-    found = better_trees(training, kinds, partial(_ridge_error, context, ridge))
+    predicted = partial(_ridge_predictions, context)
+    found = better_trees(training, kinds, ridge.law_error, predicted)
     if found is None:
         return None
     whole = fitted_to_all(found, training)
@@ -91,17 +95,14 @@ def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
     return GivenLocation(residuals, words, time.perf_counter() - begin, auto=True)
 
 
-def _ridge_error(context: FitContext, ridge: MeanKernel, rows: TrainingRows) -> float:
-    """The error of laws given the ridge regression at these rows."""
-    if len(rows.x) <= max(REGRESSION_ROWS):
-        return ridge.law_error
+def _ridge_predictions(context: FitContext, rows: TrainingRows) -> Array:
+    """What the ridge regression predicts at these rows, those of other folds."""
     with one_blas_thread():
         measured = measuring_scores(context)
         sides, moments = sampled_moments(measured, context.rows.prefix(len(rows.x)))
         residuals = regression(context, [(sides, moments)]).residuals
     z = residuals.held_out(rows.x, rows.folds)
-    predicted = z if context.scores is None else context.scores.inverse()(z)
-    return law_error(predicted, rows.y, rows.weights)
+    return z if context.scores is None else context.scores.inverse()(z)
 
 
 def measuring_scores(context: FitContext) -> FitContext:

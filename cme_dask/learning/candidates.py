@@ -24,7 +24,7 @@ Array = Any
 FORMS = ("standard", "scores")
 """Coordinates of numeric columns: in standard deviations, or normal scores."""
 
-TREES = ("boosting", "forest")
+TREES = ("boosting", "shallow", "forest")
 """Regression trees that may be the location of y."""
 
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
@@ -54,7 +54,8 @@ class Tuning:
         Best of them whose density ratios are averaged.
     trees
         Regression trees that are compared with the ridge regression as the location of y:
-        ``"boosting"`` and ``"forest"``, or none, ``()``.
+        ``"boosting"``, ``"shallow"`` (boosting of trees of four leaves) and ``"forest"``, or none,
+        ``()``.
     """
 
     criterion: str = "auto"

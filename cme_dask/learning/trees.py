@@ -3,8 +3,7 @@
 Scikit-learn's trees are imported where they are needed: answers of models do not need them.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.scoring import law_error, law_errors
 from cme_dask.numerics.trees import Tree, TreeMean
 
 Array = Any
@@ -33,7 +32,7 @@ _FOREST = 100  # trees
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on more
-_BETTER = 0.99  # times the error of a ridge regression: clearly better
+_CLEAR = 2.0  # standard errors of a difference
 
 
 # From scikit-learn's trees to arrays
@@ -201,7 +200,7 @@ class CrossFit(NamedTuple):
 class _Boosting:
     """Gradient boosting of each column of y, on histograms."""
 
-    words = "boosted trees"
+    words, leaves = "boosted trees", 31
 
     def __init__(
         self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
@@ -210,38 +209,73 @@ class _Boosting:
 
         x, y, weights = rows.only(selected)
         steps = steps or _STEPS
+        self._first = [self._tree(x, column, weights) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
                 learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
                 max_iter=round(steps * _QUICK) if quick else steps,
+                max_leaf_nodes=self.leaves,
                 min_samples_leaf=_LEAF,
                 early_stopping=False,
                 warm_start=True,
                 random_state=rows.seed,
             ).fit(x, column, weights)
-            for column in y.T
+            for column in self._left(x, y)
         ]
+
+    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+        """A tree before the steps, or None."""
+        return None
+
+    def _left(self, x: Array, y: Array) -> Iterator[Array]:
+        """What the first trees leave of each column."""
+        for tree, column in zip(self._first, y.T, strict=True):
+            yield column if tree is None else column - tree.predict(x)
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:
         """With more steps, of the same rows."""
         x, y, weights = rows.only(selected)
-        for one, column in zip(self._each, y.T, strict=True):
+        for one, column in zip(self._each, self._left(x, y), strict=True):
             one.set_params(max_iter=_MORE).fit(x, column, weights)
         return self
 
     def losses(self, x: Array, y: Array, weights: Array) -> Array:
         """Weighted squared error after each step, sum over the columns of y, shape (S,)."""
         losses: Any = 0.0
-        for one, column, w in zip(self._each, y.T, weights.T, strict=True):
+        for one, column, w in zip(self._each, self._left(x, y), weights.T, strict=True):
             stages = one.staged_predict(x)
             losses = losses + np.array([w @ (stage - column) ** 2 for stage in stages])
         return np.asarray(losses)
 
     def mean(self, widths: tuple[int, int], steps: int) -> TreeMean:
         """As arrays."""
-        d, _ = widths
-        each = [tree_mean(one, (d, 1), covariate=True, steps=steps) for one in self._each]
-        return _stacked(cast(list[TreeMean], each), covariate=True)
+        each = []
+        for first, one in zip(self._first, self._each, strict=True):
+            found = _trees(one, 1, steps)
+            assert found is not None
+            constant, trees, single = found
+            # Thresholds lie between the rows: float64 compares as well as float32.
+            trees += [] if first is None else [_exact(first.tree_, 1.0, 1)]
+            name = type(one).__name__
+            each.append(
+                TreeMean.of(name, widths[0], constant, trees, single=single, covariate=True)
+            )
+        return _stacked(each, covariate=True)
+
+
+class _Shallow(_Boosting):
+    """The same with trees of few leaves, for jumps and for few columns that matter.
+
+    The first one has exact thresholds: histograms would blur where y jumps.
+    """
+
+    words, leaves = "shallow boosted trees", 4
+
+    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+        from sklearn.tree import DecisionTreeRegressor
+
+        tree = DecisionTreeRegressor(max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF)
+        return tree.fit(x, column, weights)
 
 
 class _Forest:
@@ -272,7 +306,7 @@ class _Forest:
         return cast(TreeMean, tree_mean(self._forest, widths, covariate=True))
 
 
-KINDS: dict[str, Any] = {"boosting": _Boosting, "forest": _Forest}
+KINDS: dict[str, Any] = {"boosting": _Boosting, "shallow": _Shallow, "forest": _Forest}
 """Kinds of trees, by the names that :class:`cme_dask.Tuning` gives them."""
 
 
@@ -326,12 +360,17 @@ def fitted_to_all(found: CrossFit, rows: TrainingRows) -> TreeMean:
 
 
 def better_trees(
-    rows: TrainingRows, kinds: Sequence[str], ridge: Callable[[TrainingRows], float]
+    rows: TrainingRows,
+    kinds: Sequence[str],
+    error: float,
+    ridge: Callable[[TrainingRows], Array],
 ) -> CrossFit | None:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, and
-    those that are not far behind with all trees on 8,192.
+    those that are not far behind with all trees on 8,192. The first of them is taken that is better
+    than the ridge regression by two standard errors of the difference, by this error or by the
+    squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -339,28 +378,44 @@ def better_trees(
         The rows.
     kinds
         Which are tried, of ``KINDS``.
+    error
+        Of the ridge regression on the 1,000 rows.
     ridge
-        The error of the ridge regression on some of the rows.
+        What it predicts for rows of other folds, shape (n, q).
     """
-    found: dict[str, CrossFit] = {}
-    errors: dict[str, float] = {}
-    least = math.inf
-    for count, quick in (ROWS[0], True), (ROWS[1], False):
-        some = rows.first(count)
-        if not kinds or len(np.unique(some.folds[some.weights > 0.0])) < 2:
-            return None
-        found = {kind: cross_fitted(kind, some, quick=quick) for kind in kinds}
-        errors = {
-            kind: law_error(one.predicted, some.y, some.weights) for kind, one in found.items()
-        }
-        least = ridge(some)
-        kinds = [kind for kind in kinds if errors[kind] < _FAR * min(least, *errors.values())]
+    few, many = (rows.first(count) for count in ROWS)
+    if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
+        return None
+
+    def compared(some: TrainingRows, quick: bool) -> list[tuple[float, CrossFit]]:
+        each = (cross_fitted(kind, some, quick=quick) for kind in kinds)
+        found = [(law_error(one.predicted, some.y, some.weights), one) for one in each]
+        return sorted(found, key=lambda pair: pair[0])
+
+    trials = compared(few, quick=True)
+    least = min(error, trials[0][0])
+    kinds = [one.kind for reached, one in trials if reached < _FAR * least]
     if not kinds:
         return None
-    best = min(kinds, key=errors.__getitem__)
-    if errors[best] > _BETTER * least:
-        return None
-    return found[best] if len(found[best].predicted) == len(rows.x) else cross_fitted(best, rows)
+    found, other = compared(many, quick=False), ridge(many)
+    for _, best in found:
+        if _is_better(best.predicted, other, many):
+            return best if len(best.predicted) == len(rows.x) else cross_fitted(best.kind, rows)
+    return None
+
+
+def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
+    """Whether a prediction is clearly better than another by one error, and by neither worse."""
+    y, share = rows.y, rows.weights / rows.weights.sum()
+    unit = np.maximum(_deviations(rows), np.finfo(float).tiny)
+    laws = law_errors(other, y, share) - law_errors(one, y, share)
+    squares = (((y - other) / unit) ** 2 - ((y - one) / unit) ** 2).mean(axis=1)
+    clear = []
+    for gain in (laws, squares):
+        mean = share @ gain
+        spread = np.sqrt((share**2) @ (gain - mean) ** 2)
+        clear.append(float(mean / max(spread, np.finfo(float).tiny)))
+    return max(clear) > _CLEAR and min(clear) > -_CLEAR
 
 
 def _deviations(rows: TrainingRows) -> Array:

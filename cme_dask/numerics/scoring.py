@@ -411,8 +411,8 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     return result[:-1] if len(result) > 1 and result[-1] == values.max() else result
 
 
-def law_error(predicted: Array, y: Array, weights: Array) -> float:
-    r"""CRPS of laws of y given nothing but predictions, over that of the marginal law of y.
+def law_errors(predicted: Array, y: Array, weights: Array) -> Array:
+    r"""CRPS of the law of each row given nothing but predictions, over that of the marginal law.
 
     The law at a row is that of its prediction and the residuals of the rows whose predictions are
     nearest, the row itself left out: a prediction may be biased or uncertain in some places more
@@ -427,7 +427,7 @@ def law_error(predicted: Array, y: Array, weights: Array) -> float:
 
     Returns
     -------
-    float
+    array, shape (n,)
         Mean over the columns that vary; 0 if none does.
     """
     result = []
@@ -444,10 +444,16 @@ def law_error(predicted: Array, y: Array, weights: Array) -> float:
         atoms, mass = e[at], np.where(own, 0.0, w[at])
         mass /= np.maximum(mass.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         away = np.einsum("ij,ij->i", mass, np.abs(atoms - e[:, None]))
-        crps = away - _half_difference(atoms, mass)
         marginal = _half_difference(column[None], weights[None] / weights.sum())[0]
-        result.append(float(w @ crps / w.sum() / marginal))
-    return float(np.mean(result)) if result else 0.0
+        crps = np.empty(n)
+        crps[order] = (away - _half_difference(atoms, mass)) / marginal
+        result.append(crps)
+    return np.mean(result, axis=0) if result else np.zeros(len(y))
+
+
+def law_error(predicted: Array, y: Array, weights: Array) -> float:
+    """The weighted mean of :func:`law_errors`."""
+    return float(weights @ law_errors(predicted, y, weights) / weights.sum())
 
 
 def _half_difference(atoms: Array, mass: Array) -> Array:
