@@ -103,14 +103,14 @@ def cluster(local_cluster):
         yield client
 
 
-BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "averaged": 2}
+BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "averaged": 2, "trees": ()}
 """A search for kernels that ends soon."""
 
 
 def shorten_searches(patch, **changes):
     """Searches for kernels are brief by default, by this monkeypatch, or briefer still.
 
-    Learned bases have at most 100 pivots, unless ``max_rank`` is given.
+    Learned bases have at most 100 pivots, unless ``max_rank`` is given, and no trees are tried.
     """
     from cme_dask import Tuning
 

@@ -294,7 +294,8 @@ def check_air_quality(tmp_path, rows, widest, *options):
     assert result["neighbours"]["passes"] + result["evaluation"]["passes"] == 2
     for column, found in result["evaluation"]["coverage"]["model"]["columns"].items():
         assert 0.88 <= found["value"] <= widest, column
-    assert result["fit"]["calibration"]["kept"]
+    calibration = result["fit"]["calibration"]
+    assert calibration["kept"] == (calibration["gain"] > calibration["std"])
     below = scores["model"]["PM10 < PM2.5"]
     assert below["mse"]["value"] < below["variance"]
     bins = result["evaluation"]["reliability"]

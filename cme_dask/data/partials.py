@@ -110,7 +110,7 @@ def read_partial(path: Path, kinds: Kinds, *, place: str) -> Any:
     flat = {name: read_array(group, name, location, listed[name]) for name in listed}
     try:
         return _decoded(metadata["value"], flat, kinds)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise StoreError(f"the partial sum {location} is damaged ({error}): {_ADVICE}") from error
 
 
