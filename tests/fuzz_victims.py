@@ -146,9 +146,12 @@ def read_operator(path):
 
 def read_sums(path):
     """The sum of the pass of a checkpoint, as the run that goes on reads it."""
-    if not checkpoint.is_checkpoint(path):
-        raise StoreError("no checkpoint")
-    return arrays_of(replace(_BEGUN["sums"], folder=path).read_total())
+    total = None
+    if checkpoint.is_checkpoint(path):
+        total = replace(_BEGUN["sums"], folder=path).read_total()
+    if total is None:
+        raise StoreError("the pass has not ended, and would be made again")
+    return arrays_of(total)
 
 
 def arrays_of(value):
