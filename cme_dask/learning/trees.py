@@ -31,7 +31,8 @@ _LEAF = 10  # rows of a leaf of boosting, at least
 _FOREST = 100  # trees
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
-_FAR = 1.15  # times the least error on few rows: too far behind to be tried on more
+_FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
+_FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _CLEAR = 2.0  # standard errors of a difference
 
 
@@ -394,7 +395,8 @@ def better_trees(
 
     trials = compared(few, quick=True)
     least = min(error, trials[0][0])
-    kinds = [one.kind for reached, one in trials if reached < _FAR * least]
+    far = _FAR + _FARTHER * np.log2(len(many.x) / len(few.x))
+    kinds = [one.kind for reached, one in trials if reached < far * least]
     if not kinds:
         return None
     found, other = compared(many, quick=False), ridge(many)
