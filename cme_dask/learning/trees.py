@@ -33,7 +33,7 @@ _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there 
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
-_CLEAR = 2.0  # standard errors of a difference
+_GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 
 
 # From scikit-learn's trees to arrays
@@ -370,8 +370,8 @@ def better_trees(
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, and
     those that are not far behind with all trees on 8,192. The first of them is taken that is better
-    than the ridge regression by two standard errors of the difference, by this error or by the
-    squared one, and not as much worse by the other.
+    than the ridge regression by 1 %, or by two standard errors of the difference, by this error or
+    by the squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -407,10 +407,16 @@ def better_trees(
 
 
 def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
-    """Whether a prediction is clearly better than another by one error, and by neither worse."""
+    """Whether its laws are better by 1 %, or it is clearly so by one error and worse by neither.
+
+    A few rows decide on the standard error of a small gain, which laws show all the same.
+    """
     y, share = rows.y, rows.weights / rows.weights.sum()
     unit = np.maximum(_deviations(rows), np.finfo(float).tiny)
-    laws = law_errors(other, y, share) - law_errors(one, y, share)
+    before = law_errors(other, y, share)
+    laws = before - law_errors(one, y, share)
+    if share @ laws > _GAIN * (share @ before):
+        return True
     squares = (((y - other) / unit) ** 2 - ((y - one) / unit) ** 2).mean(axis=1)
     clear = []
     for gain in (laws, squares):
