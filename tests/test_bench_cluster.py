@@ -100,6 +100,7 @@ def test_the_last_of_several_counts(monkeypatch):
     assert measure.last_of([{"seconds": 1.0}, {"seconds": 2.0}]) == {"seconds": 2.0}
 
 
+@pytest.mark.slow
 def test_the_case_cluster(monkeypatch):
     monkeypatch.setattr(run, "QUICK", {"cluster": Size(20_000, ranks=(15,))})
     code, stdout, err = command("--case", "cluster", "--repeats", 1, "--workers", 1, "--json")
@@ -124,6 +125,7 @@ def test_the_case_cluster(monkeypatch):
     assert len(errors) == 1  # it is the same fit everywhere
 
 
+@pytest.mark.slow
 def test_the_case_large(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "QUICK", {"large": Size(20_000, ranks=(15,))})
     monkeypatch.setattr(large, "WORKERS", 1)

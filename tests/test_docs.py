@@ -25,14 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+BRIEF_TOML = ", ".join(f"{k}={v}" for k, v in (BRIEF | {"trees": []}).items()).join("{}")
+
 CUT = {
     "pipelines/air_quality.toml": [
-        "--set", f"fit.tuning={{{', '.join(f'{k}={v}' for k, v in BRIEF.items())}}}",
+        "--set", f"fit.tuning={BRIEF_TOML}",
         "--set", "fit.max_rank=100",
     ],
     "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
     "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
-    "plan": ["--rates", "rates.json"],
+    "plan": ["--rates", "rates.json", "--max-rank", "30"],
     "sample": ["--rows", "6e3"],
     "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip

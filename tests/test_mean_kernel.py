@@ -12,7 +12,7 @@ from cme_dask.learning.transforms import learn_transform
 
 ALL_HELD_ROWS = True
 
-QUICK = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1)
+QUICK = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1, trees=())
 
 
 def refits(gram, reg, targets, weights, folds):

@@ -93,6 +93,7 @@ def test_errors_of_the_path_are_those_of_the_dense_formulas(table):
     assert sizes[0]["points_x"] <= 6
 
 
+@pytest.mark.slow
 def test_every_part_in_small(tmp_path):
     options = PendulumOptions((500,), 1, 30, 2, 20, ("l1",), cluster=False, workers=1)
     result = run_pendulum(options, tmp_path, overwrite=True, progress=ProgressLines())

@@ -33,7 +33,7 @@ from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 
 EXAMPLES = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

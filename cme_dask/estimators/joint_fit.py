@@ -177,7 +177,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = replace(context, scores=_normal_scores(context))
         if residual and not given and x is None:
             context = search_location(context, context.scores, self._tuning.trees)
-        context = measuring_scores(context)
+        if context.scores is not None:
+            context = measuring_scores(context)
         context = replace(context, residual=residual, calibration=calibration, conformal=conformal)
         if residual or self.support is not None:
             if self.support_size == 0:
@@ -433,9 +434,13 @@ def trial_solver(
 
 
 def _normal_scores(context: FitContext) -> Transform | None:
-    """Normal scores of y, if kernels of them are best or y has few values; else None."""
+    """Normal scores of y, if kernels of them are best or y has few values; else None.
+
+    Several columns stay as they are: an error of scores moves each of them by another amount, so
+    that their differences would no longer be those of rows.
+    """
     search, y = context.search, context.rows.parts[1]
-    if search is None:
+    if search is None or y.shape[1] > 1:
         return None
     few = any(_TIES * len(np.unique(column)) < len(column) for column in y.T)
     if few or search.finalists[0].trial.y.form == "scores":
