@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -414,6 +415,10 @@ def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
         data[len(data) // 2] ^= 1
         chunk.write_bytes(data)
 
+    def piped(path):
+        path.unlink()
+        os.mkfifo(path)
+
     fails("truncated or corrupt", flipped)
     fails(
         "lacks the sums of pass-000, which its manifest lists",
@@ -422,6 +427,7 @@ def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
     fails("holds sums but not pass.json", lambda: (folder / "pass-000/pass.json").unlink())
     fails("is no checkpoint", lambda: (folder / "zarr.json").unlink())
     fails("is damaged", lambda: (folder / "zarr.json").write_text("{"))
+    fails("is no plain file", lambda: piped(folder / "zarr.json"))
     fails(
         "is of another strip-moments",
         lambda: edit(folder / "pass-000/pass.json", lambda about: about.update(token="other")),

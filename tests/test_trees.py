@@ -278,6 +278,7 @@ def test_names_of_trees_are_known():
         lambda trees: trees["roots"].__setitem__(0, 1),
         lambda trees: trees["roots"].__setitem__(-1, len(trees["feature"])),
         lambda trees: trees["values"].__setitem__(0, np.nan),
+        lambda trees: trees.update(constant=trees["constant"].astype(np.int8)),
     ],
 )
 def test_damaged_trees_are_refused(change):
@@ -288,7 +289,8 @@ def test_damaged_trees_are_refused(change):
     arrays = {name: np.array(values) for name, values in state.arrays.items()}
     JointModel.from_state(state)
     prefix = "residual_location_"
-    change({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})
-    state.arrays.update(arrays)
+    trees = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    change(trees)
+    state.arrays.update(arrays | {prefix + name: values for name, values in trees.items()})
     with pytest.raises(StoreError, match=r"damaged|finite"):
         JointModel.from_state(state)

@@ -110,8 +110,10 @@ class TreeMean:
         last = np.repeat(edges[1:], np.diff(edges).clip(0)) if len(self.roots) else nodes
         leaves = (self.children < 0).all(axis=1)
         inner, below = ~leaves, self.children
+        numbers = (self.constant, self.threshold, self.values)
         if not (
-            len(self.roots)
+            all(each.dtype == np.float64 for each in numbers)
+            and len(self.roots)
             and self.roots[0] == 0
             and (np.diff(edges) > 0).all()
             and (below[inner] > nodes[inner, None]).all()

@@ -28,6 +28,7 @@ from dask.tokenize import TokenizationError
 import cme_dask
 from cme_dask.config import VARIABLES
 from cme_dask.data.atomic import ATTRIBUTE, check_not_inside, disk_errors, locked, remove
+from cme_dask.data.guarded import check_file
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_access
@@ -499,6 +500,7 @@ def _check_shard(shard: Any) -> None:
 def _read_json(path: Path) -> Any:
     """What a file says; None if there is none."""
     try:
+        check_file(str(path.parent), path.name)  # a pipe would be waited for
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
