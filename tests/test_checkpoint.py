@@ -428,6 +428,11 @@ def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
     fails("is no checkpoint", lambda: (folder / "zarr.json").unlink())
     fails("is damaged", lambda: (folder / "zarr.json").write_text("{"))
     fails("is no plain file", lambda: piped(folder / "zarr.json"))
+
+    def unlisted(about):
+        about["attributes"]["cme_dask"]["ended"] = None
+
+    fails("its passes are no list", lambda: edit(folder / "zarr.json", unlisted))
     fails(
         "is of another strip-moments",
         lambda: edit(folder / "pass-000/pass.json", lambda about: about.update(token="other")),

@@ -295,6 +295,11 @@ class PassSums:
         """
         manifest = _read_json(self.folder / _MANIFEST)
         ended = (manifest or {}).get("attributes", {}).get(ATTRIBUTE, {}).get("ended", [])
+        if not isinstance(ended, list):
+            raise StoreError(
+                f"{self.folder / _MANIFEST} is damaged (its passes are no list): restore it from a "
+                "copy, or start the run again in another folder"
+            )
         if self.name not in ended:
             return None
         if not self.total.exists():
