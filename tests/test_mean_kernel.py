@@ -1,11 +1,14 @@
 """The kernel of a mean function: gradients of held-out errors, and what they learn."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cme_dask import JointDistribution, Tuning, kernels, load
+from cme_dask.estimators import joint_fit
 from cme_dask.learning import regression
 from cme_dask.learning.regression import held_out_error, learn_mean
 from cme_dask.learning.transforms import learn_transform
@@ -194,6 +197,17 @@ def test_a_fit_takes_the_kernel_for_its_location(tmp_path):
         again.conditional(points).quantile([0.1, 0.9]),
         model.conditional(points).quantile([0.1, 0.9]),
     )
+
+
+@pytest.mark.parametrize(("columns", "scores"), [(1, "scores of y"), (2, None)])
+def test_several_columns_are_located_as_they_are(columns, scores):
+    """Normal scores, which one column of few values may have, would change their differences."""
+    y = np.arange(40.0 * columns).reshape(40, columns) % 2
+    kernels_of_y = SimpleNamespace(maps={"scores": "scores of y"})
+    context = SimpleNamespace(
+        search=SimpleNamespace(kernels=(None, kernels_of_y)), rows=SimpleNamespace(parts=(y, y))
+    )
+    assert joint_fit._normal_scores(context) == scores
 
 
 def test_given_kernels_of_x_serve_the_location():

@@ -388,18 +388,20 @@ def better_trees(
     if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
         return None
 
-    def compared(some: TrainingRows, quick: bool) -> list[tuple[float, CrossFit]]:
-        each = (cross_fitted(kind, some, quick=quick) for kind in kinds)
+    def compared(
+        some: TrainingRows, tried: Sequence[str], quick: bool
+    ) -> list[tuple[float, CrossFit]]:
+        each = (cross_fitted(kind, some, quick=quick) for kind in tried)
         found = [(law_error(one.predicted, some.y, some.weights), one) for one in each]
         return sorted(found, key=lambda pair: pair[0])
 
-    trials = compared(few, quick=True)
+    trials = compared(few, kinds, quick=True)
     least = min(error, trials[0][0])
     far = _FAR + _FARTHER * np.log2(len(many.x) / len(few.x))
-    kinds = [one.kind for reached, one in trials if reached < far * least]
-    if not kinds:
+    near = [one.kind for reached, one in trials if reached < far * least]
+    if not near:
         return None
-    found, other = compared(many, quick=False), ridge(many)
+    found, other = compared(many, near, quick=False), ridge(many)
     for _, best in found:
         if _is_better(best.predicted, other, many):
             return best if len(best.predicted) == len(rows.x) else cross_fitted(best.kind, rows)
