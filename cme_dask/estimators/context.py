@@ -497,6 +497,12 @@ class FitContext:
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
 
+    @property
+    def location_rank(self) -> int | None:
+        """Pivots of the basis that the location is fitted on, at most."""
+        pivots = self.pivots[0]
+        return MAX_RANK if pivots.default_rank else pivots.max_rank
+
     def moments_of_mean(self) -> MomentReduction | None:
         """The moments from which the location is fitted on the kernel that was learned for it.
 
@@ -508,8 +514,9 @@ class FitContext:
             pivots = self.pivots[0]
             # A function that is almost free of noise takes more than a law of what is left, and
             # functions that its ridge keeps: without them it would go astray between the pivots.
-            most = MAX_RANK if pivots.default_rank else pivots.max_rank
-            finer = replace(pivots, tol=min(pivots.tol, self.mean.reg), max_rank=most)
+            finer = replace(
+                pivots, tol=min(pivots.tol, self.mean.reg), max_rank=self.location_rank
+            )
             basis, _ = self._sampled(0, self.mean.kernel, (), finer)
             return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
 

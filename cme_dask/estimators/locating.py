@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.config import MAX_RANK
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.given_location import digest_of
 from cme_dask.estimators.tuned import FOLDS, FeatureMoments
@@ -35,7 +36,6 @@ from cme_dask.numerics.scoring import Mapped
 Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
-_RANK = 200
 _LEAST_ROWS = 100  # that trees are learned on
 
 
@@ -115,14 +115,14 @@ def measuring_scores(context: FitContext) -> FitContext:
 def sampled_moments(
     context: FitContext, rows: RowSample | None = None
 ) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
-    """Moments by fold of rows of the row sample, on a smaller basis of the kernel of x."""
+    """Moments by fold of rows of the row sample, on a basis of few of them for the kernel of x."""
     rows = context.rows.prefix(_ROWS) if rows is None else rows
     # Of y only the functions are needed, so that one pivot is enough.
     kernels = (
         context.kernels[0] if context.mean is None else context.mean.kernel,
         context.kernels[1],
     )
-    ranks = _RANK, 1
+    ranks = min(context.location_rank or MAX_RANK, MAX_RANK), 1
     each = zip(kernels, ranks, strict=True)
     bases = [context.basis_of_few(i, kernel, rank) for i, (kernel, rank) in enumerate(each)]
     spec = context.moments_on(bases)

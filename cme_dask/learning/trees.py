@@ -34,6 +34,7 @@ _LATE = 0.9  # share of the steps, beyond which the best number of them may be l
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
+_RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
 
 
 # From scikit-learn's trees to arrays
@@ -311,8 +312,8 @@ KINDS: dict[str, Any] = {"boosting": _Boosting, "shallow": _Shallow, "forest": _
 """Kinds of trees, by the names that :class:`cme_dask.Tuning` gives them."""
 
 
-def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> CrossFit:
-    """Trees without each part of the folds, boosted for as many steps as predict best.
+class _Parts:
+    """Trees of one kind, fitted without one part of the folds after the other.
 
     Parameters
     ----------
@@ -323,33 +324,82 @@ def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> Cross
     quick
         Whether it is a trial, of fewer parts, trees and steps.
     """
-    used = np.unique(rows.folds[rows.weights > 0.0])
-    count = min(_TRIAL_PARTS if quick else PARTS, len(used))
-    parts = np.zeros(rows.n_folds, dtype=np.int64)
-    parts[used] = np.arange(len(used)) % count
-    held = [parts[rows.folds] == k for k in range(count)]
-    widths = rows.x.shape[1], rows.y.shape[1]
-    weights = rows.weights[:, None] / np.maximum(_deviations(rows), np.finfo(float).tiny) ** 2
 
-    def losses(fits: Sequence[Any]) -> Array:
-        each = zip(fits, held, strict=True)
+    def __init__(self, kind: str, rows: TrainingRows, *, quick: bool = False) -> None:
+        self.kind, self._rows, self._quick = kind, rows, quick
+        used = np.unique(rows.folds[rows.weights > 0.0])
+        self.count = min(_TRIAL_PARTS if quick else PARTS, len(used))
+        self._parts = np.zeros(rows.n_folds, dtype=np.int64)
+        self._parts[used] = np.arange(len(used)) % self.count
+        self._fits: list[Any] = []
+        self._curve = np.zeros(0)
+        self._steps: int | None = None
+
+    def least(self, rows: int) -> int:
+        """How many parts, the first ones, hold so many rows."""
+        held = np.cumsum([self._held(k).sum() for k in range(self.count)])
+        return min(int(np.searchsorted(held, rows)) + 1, self.count)
+
+    def _held(self, part: int) -> Array:
+        return self._parts[self._rows.folds] == part
+
+    def fit(self, count: int, threads: int) -> None:
+        """Fit those of the first parts that are not fitted yet, with as many steps as it takes."""
+        rows, kind = self._rows, KINDS[self.kind]
+
+        def fitted(k: int) -> Any:
+            return kind(rows, ~self._held(k), self._quick, self._steps)
+
+        self._fits += _at_once(fitted, range(len(self._fits), count), threads)
+        self._curve = self._losses()
+        late = len(self._curve) > 1 and self._curve.argmin() >= _LATE * len(self._curve)
+        if late and not self._quick and self._steps is None:
+            self._steps = _MORE
+            self._fits = _at_once(
+                lambda k: self._fits[k].extended(rows, ~self._held(k)), range(count), threads
+            )
+            self._curve = self._losses()
+
+    def _losses(self) -> Array:
+        rows = self._rows
+        weights = rows.weights[:, None] / np.maximum(_deviations(rows), np.finfo(float).tiny) ** 2
+        each = ((fit, self._held(k)) for k, fit in enumerate(self._fits))
         return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
 
-    def at_once(work: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(max(1, min(rows.threads, count))) as pool:
-            return list(pool.map(partial(_alone, work), range(count)))
+    def held_out(self) -> tuple[Array, CrossFit]:
+        """Which rows the parts so far hold out, shape (n,), and their fits; NaN at other rows."""
+        rows, steps = self._rows, int(self._curve.argmin()) + 1
+        means = [fit.mean((rows.x.shape[1], rows.y.shape[1]), steps) for fit in self._fits]
+        seen, predicted = np.zeros(len(rows.x), dtype=bool), np.full(rows.y.shape, np.nan)
+        for k, mean in enumerate(means):
+            out = self._held(k)
+            predicted[out] = mean(rows.x[out])
+            seen |= out
+        each = tuple(means[part] for part in self._parts if part < len(means))
+        return seen, CrossFit(self.kind, each, predicted, steps)
 
-    fits = at_once(lambda k: KINDS[kind](rows, ~held[k], quick))
-    curve = losses(fits)
-    if not quick and len(curve) > 1 and curve.argmin() >= _LATE * len(curve):
-        fits = at_once(lambda k: fits[k].extended(rows, ~held[k]))
-        curve = losses(fits)
-    steps = int(curve.argmin()) + 1
-    means = [fit.mean(widths, steps) for fit in fits]
-    predicted = np.empty(rows.y.shape)
-    for mean, out in zip(means, held, strict=True):
-        predicted[out] = mean(rows.x[out])
-    return CrossFit(kind, tuple(means[part] for part in parts), predicted, steps)
+
+def _at_once(work: Callable[[int], Any], parts: Sequence[int], threads: int) -> list[Any]:
+    with ThreadPoolExecutor(max(1, min(threads, len(parts)))) as pool:
+        return list(pool.map(partial(_alone, work), parts))
+
+
+def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> CrossFit:
+    """Trees without each part of the folds, boosted for as many steps as predict best.
+
+    Parameters
+    ----------
+    kind, rows, quick
+        As of :class:`_Parts`.
+    """
+    parts = _Parts(kind, rows, quick=quick)
+    return _whole(parts, rows.threads)
+
+
+def _whole(parts: _Parts, threads: int) -> CrossFit:
+    """A cross-fit of all parts."""
+    parts.fit(parts.count, threads)
+    return parts.held_out()[1]
 
 
 def fitted_to_all(found: CrossFit, rows: TrainingRows) -> TreeMean:
@@ -368,10 +418,11 @@ def better_trees(
 ) -> CrossFit | None:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
-    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, and
-    those that are not far behind with all trees on 8,192. The first of them is taken that is better
-    than the ridge regression by 1 %, or by two standard errors of the difference, by this error or
-    by the squared one, and not as much worse by the other.
+    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows. Those
+    that are not far behind are fitted to 8,192, at first without one part of the folds alone: who
+    is clearly behind there is left out. The first of the others is taken that is better than the
+    ridge regression by 1 %, or by two standard errors of the difference, by this error or by the
+    squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -384,28 +435,45 @@ def better_trees(
     ridge
         What it predicts for rows of other folds, shape (n, q).
     """
-    few, many = (rows.first(count) for count in ROWS)
+    # What a comparison fits serves the fit as well where it takes all rows.
+    few, many = rows.first(ROWS[0]), rows if len(rows.x) <= 2 * ROWS[1] else rows.first(ROWS[1])
     if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
         return None
 
-    def compared(
-        some: TrainingRows, tried: Sequence[str], quick: bool
-    ) -> list[tuple[float, CrossFit]]:
-        each = (cross_fitted(kind, some, quick=quick) for kind in tried)
-        found = [(law_error(one.predicted, some.y, some.weights), one) for one in each]
-        return sorted(found, key=lambda pair: pair[0])
-
-    trials = compared(few, kinds, quick=True)
-    least = min(error, trials[0][0])
+    trials = [cross_fitted(kind, few, quick=True) for kind in kinds]
+    reached = [law_error(one.predicted, few.y, few.weights) for one in trials]
     far = _FAR + _FARTHER * np.log2(len(many.x) / len(few.x))
-    near = [one.kind for reached, one in trials if reached < far * least]
+    far *= min(error, *reached)
+    near = [kind for kind, each in zip(kinds, reached, strict=True) if each < far]
     if not near:
         return None
-    found, other = compared(many, near, quick=False), ridge(many)
-    for _, best in found:
+    other = ridge(many)
+    racing = _raced([_Parts(kind, many) for kind in near], other, many)
+    whole = [_whole(parts, many.threads) for parts in racing]
+    for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
         if _is_better(best.predicted, other, many):
             return best if len(best.predicted) == len(rows.x) else cross_fitted(best.kind, rows)
     return None
+
+
+def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> list[_Parts]:
+    """Those that are not clearly behind another location, nor behind the best of them.
+
+    As many parts are fitted as hold out the rows that tell.
+    """
+    count = racing[0].least(_RACED)
+    inner = max(1, rows.threads // len(racing))
+    _at_once(lambda k: racing[k].fit(count, inner), range(len(racing)), rows.threads)
+    seen, _ = racing[0].held_out()
+    y, share = rows.y[seen], rows.weights[seen] / rows.weights[seen].sum()
+    errors = [law_errors(each.held_out()[1].predicted[seen], y, share) for each in racing]
+    best = min(errors, key=lambda one: float(share @ one))
+    before = law_errors(other[seen], y, share)
+    return [
+        parts
+        for parts, error in zip(racing, errors, strict=True)
+        if _clearness(before - error, share) > -_CLEAR and _clearness(error - best, share) < _NEARLY
+    ]
 
 
 def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
@@ -420,12 +488,15 @@ def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
     if share @ laws > _GAIN * (share @ before):
         return True
     squares = (((y - other) / unit) ** 2 - ((y - one) / unit) ** 2).mean(axis=1)
-    clear = []
-    for gain in (laws, squares):
-        mean = share @ gain
-        spread = np.sqrt((share**2) @ (gain - mean) ** 2)
-        clear.append(float(mean / max(spread, np.finfo(float).tiny)))
+    clear = [_clearness(gain, share) for gain in (laws, squares)]
     return max(clear) > _CLEAR and min(clear) > -_CLEAR
+
+
+def _clearness(gain: Array, share: Array) -> float:
+    """A mean gain in its standard errors."""
+    mean = share @ gain
+    spread = np.sqrt((share**2) @ (gain - mean) ** 2)
+    return float(mean / max(spread, np.finfo(float).tiny))
 
 
 def _deviations(rows: TrainingRows) -> Array:
