@@ -514,9 +514,7 @@ class FitContext:
             pivots = self.pivots[0]
             # A function that is almost free of noise takes more than a law of what is left, and
             # functions that its ridge keeps: without them it would go astray between the pivots.
-            finer = replace(
-                pivots, tol=min(pivots.tol, self.mean.reg), max_rank=self.location_rank
-            )
+            finer = replace(pivots, tol=min(pivots.tol, self.mean.reg), max_rank=self.location_rank)
             basis, _ = self._sampled(0, self.mean.kernel, (), finer)
             return self.moments_on([basis, self.basis_of_few(1, self.kernels[1], 1)])
 

@@ -32,7 +32,6 @@ REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges of joint distributions, the same for both variables."""
 
 _FIRST = 500, 100, 3  # rows, rank and folds of what is searched first
-_MANY = 1.5  # times as many rows, from which on fewer are searched first
 _ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # few rows tell kernels of high rank no better from others
 
 Estimated = tuple[Array, Array]
@@ -66,10 +65,10 @@ class JointProblem(SearchProblem):
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
 
     def smaller(self) -> SearchProblem:
-        """The same problem on fewer rows, where there are many more."""
+        """The same problem on fewer rows, where there are more."""
         count, rank, folds = _FIRST
         rows = self.rows
-        if len(rows.order) < _MANY * count:
+        if len(rows.order) <= count:
             return self
         few = rows.prefix(count, folds)
         if len(few.slices) < 2:

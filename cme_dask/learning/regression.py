@@ -35,6 +35,9 @@ _STEPS = (20, 8, 10)  # from the starts, from the Gaussian kernel, and on more r
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
+_ROUGH = (
+    0.02  # for the logarithm of the error: so much worse than a smoother kernel, it is too rough
+)
 _FAILED = 1e3  # for the logarithm of an error that cannot be computed
 _ARRAYS, _WORD = 14, 8  # as large as the Gram matrix
 
@@ -180,8 +183,9 @@ def learn_mean(
 
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
-    kernels do. The best of these kernels goes on with 1,000 rows. Columns whose length scales end
-    above 50 standard deviations are ignored where nothing is lost by that.
+    kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
+    with 1,000 rows. Columns whose length scales end above 50 standard deviations are ignored where
+    nothing is lost by that.
 
     Parameters
     ----------
@@ -222,21 +226,22 @@ def learn_mean(
         return _absolute_error(missed(of, stage, learned), of.y[stage.order], stage.weights)
 
     with one_blas_thread():
-        found = []
+        found, first = [], None
         for each in targets:
             stage = descent.stage(each.scaled, folds, ROWS[0])
-            best = min(descent.learned(stage), key=_by_error)
+            learned = descent.learned(stage, first)
+            first, best = learned[0], min(learned, key=_by_error)
             if len(some) > ROWS[0]:
                 stage = descent.stage(each.scaled, folds, ROWS[1])
             found.append((each, stage, best))
         of, stage, (_, point, reg) = found[0] if len(found) == 1 else min(found, key=absolute)
         if len(some) > ROWS[0]:
             _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
-        learned = descent.simplified(stage, descent.rounded(point), reg)
-        if learned.error >= _FAILED:
+        final = descent.simplified(stage, descent.rounded(point), reg)
+        if final.error >= _FAILED:
             return None
-        away = missed(of, stage, learned)
-    error, point, reg = learned
+        away = missed(of, stage, final)
+    error, point, reg = final
     y = y[stage.order]
     return MeanKernel(
         descent.variable.kernels.kernel(point),
@@ -345,21 +350,32 @@ class _Descent:
         trend = _TREND * (1.0 + t @ t.T)
         return _Stage(order, weights, slices, targets[order], values, trend)
 
-    def learned(self, stage: _Stage) -> Iterator[_Learned]:
-        """From the best of some starts for each form of coordinates, then rougher kernels."""
-        found = []
-        for form in self.variable.forms:
-            starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
-            start = min(starts, key=lambda at: self.error(stage, *at)[0])
-            found.append(self.moved(stage, *start, _STEPS[0]))
+    def learned(self, stage: _Stage, near: _Learned | None = None) -> list[_Learned]:
+        """A Gaussian kernel, then rougher ones as long as these are hardly worse.
+
+        The first one is moved from near another one of similar targets, or from the best of some
+        starts for each form of coordinates.
+        """
+        if near is None:
+            found = [self.moved(stage, *start, _STEPS[0]) for start in self._starts(stage)]
+        else:
+            found = [self.moved(stage, near.point, near.reg, _STEPS[0])]
         last = min(found, key=_by_error)
-        yield last
+        learned = [last]
         categorical = self.variable.categorical
         rougher = [1.0 if coded else _ROUGHER for coded in categorical]
         for smoothness in () if all(categorical) else SMOOTHNESS:
             point = replace(last.point.scaled(rougher), smoothness=smoothness)
-            last = self.moved(stage, point, last.reg, _STEPS[1])
-            yield last
+            before, last = last.error, self.moved(stage, point, last.reg, _STEPS[1])
+            learned.append(last)
+            if last.error > before + _ROUGH:
+                break
+        return learned
+
+    def _starts(self, stage: _Stage) -> Iterator[tuple[KernelPoint, float]]:
+        for form in self.variable.forms:
+            starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
+            yield min(starts, key=lambda at: self.error(stage, *at)[0])
 
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
