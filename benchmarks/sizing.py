@@ -4,9 +4,10 @@ The simulation is given the rates of one worker and microbenchmarks alone: three
 pass, the speed of a core while all are busy, and the times of scheduler, client and messages.
 """
 
-import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +92,25 @@ def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
     cores = psutil.cpu_count() or 1
     fit = Fit(Rows(rows, _D, str(store)), "joint", kernel.to_dict(), _TOL, rank)
     simulated: dict[int, list[float]] = {workers: [] for workers in COMPUTING}
-    with contextlib.ExitStack() as stack:
-        clusters = {
-            workers: stack.enter_context(running_cluster(bench.folder / f"{workers}", workers))
-            for workers in COMPUTING
-        }
-        for repeat in range(bench.repeats):
-            # Rates of one worker, and the speed of a core while all are busy, of the same minute.
-            with connected(clusters[1].address) as client:
-                tried = [estimator.plan(str(store), scheduler=client) for _ in range(_TRIALS)]
-            plan = sorted(tried, key=_row_seconds)[_TRIALS // 2]
-            alone, both = (_seconds_in_processes(estimator, store, count) for count in (1, cores))
-            speed = alone / both
-            for workers, seconds in simulated.items():
-                seconds.append(_simulated(plan, workers, cores, min(speed, 1.0), rates))
-            jobs = {
-                f"{at}/{workers} workers": replace(fit, scheduler=cluster.address)
-                for workers, cluster in clusters.items()
-            }
-            bench.measure(jobs, repeat + 1)
+    for repeat in range(bench.repeats):
+        # Rates of one worker, and the speed of a core while all are busy, of the same minute.
+        alone, both = (_seconds_in_processes(estimator, store, count) for count in (1, cores))
+        speed = min(alone / both, 1.0)
+        plan: FitPlan | None = None
+        for workers in COMPUTING:
+            # One cluster at a time: idle workers keep the cores busy, too.
+            with running_cluster(bench.folder / f"{rank}-{repeat}-{workers}", workers) as cluster:
+                with connected(cluster.address) as client:
+                    client.wait_for_workers(workers, 120.0)
+                    client.run(import_module, JointDistribution.__module__)
+                    if plan is None:
+                        tried = [
+                            estimator.plan(str(store), scheduler=client) for _ in range(_TRIALS)
+                        ]
+                        plan = sorted(tried, key=_row_seconds)[_TRIALS // 2]
+                simulated[workers].append(_simulated(plan, workers, cores, speed, rates))
+                job = replace(fit, scheduler=cluster.address)
+                bench.measure({f"{at}/{workers} workers": job}, repeat + 1)
     for workers, each in simulated.items():
         _compare(bench, f"{at}/{workers} workers", each, "pass_seconds")
 
@@ -151,6 +152,7 @@ def _cluster_of(rates: ClusterRates, workers: int, **changed: Any) -> SimulatedC
         worker_seconds=rates.worker_seconds,
         latency=rates.latency,
         bandwidth=rates.bandwidth,
+        worker_load=rates.worker_load,
     )
     return replace(cluster, **changed)
 
@@ -168,7 +170,8 @@ def _waiting(bench: Bench, rates: ClusterRates) -> None:
             client.wait_for_workers(workers, 120.0)
             run_waiting(client, [0.0] * (2 * workers))
             walls = [run_waiting(client, seconds.tolist()).wall for _ in range(bench.repeats)]
-        simulated = simulate_pass(PassWork(seconds.tolist()), _cluster_of(rates, workers))
+        waiting = _cluster_of(rates, workers, worker_load=0.0)  # who waits needs no core
+        simulated = simulate_pass(PassWork(seconds.tolist()), waiting)
         key = f"sizing/waiting/{workers} workers"
         _record(bench, key, {"job": "waiting", "leaves": len(seconds)}, walls)
         _compare(bench, key, [simulated.seconds])
@@ -183,7 +186,9 @@ def _stubs(bench: Bench, rates: ClusterRates) -> None:
     for workers in STUBS:
         leaves = max(_STUB_LEAVES * workers, 2000)
         runs = [run_on_stubs(workers, leaves, _STUB_WAIT) for _ in range(bench.repeats)]
-        cluster = _cluster_of(rates, workers, worker_seconds=0.0, bandwidth=float("inf"))
+        cluster = _cluster_of(
+            rates, workers, worker_seconds=0.0, worker_load=0.0, bandwidth=math.inf
+        )
         simulated = simulate_pass(PassWork([_STUB_WAIT] * leaves), cluster)
         key = f"sizing/stubs/{workers} workers"
         busy = [run.busy[0] - run.first_busy[0] for run in runs]

@@ -1,6 +1,7 @@
 """Plans of clusters: from Python and by the command, beside what a fit itself would do."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ RATES = ClusterRates(
     worker_seconds=2e-3,
     latency=2e-3,
     bandwidth=1e9,
+    worker_load=0.05,
 )
 
 
@@ -176,6 +178,10 @@ def test_rates_are_checked_and_travel():
     assert RATES.tasks_per_second(1000) == pytest.approx(1 / 2.3e-3)
     with pytest.raises(DataError, match="missing or unknown: latency"):
         ClusterRates.from_dict({k: v for k, v in RATES.to_dict().items() if k != "latency"})
+    earlier = {k: v for k, v in RATES.to_dict().items() if k != "worker_load"}
+    assert ClusterRates.from_dict(earlier) == replace(RATES, worker_load=0.0)
+    with pytest.raises(DataError, match="worker_load must be below 1"):
+        ClusterRates.from_dict(earlier | {"worker_load": 1.5})
     with pytest.raises(DataError, match="task_seconds must be a number"):
         ClusterRates.from_dict(RATES.to_dict() | {"task_seconds": "fast"})
     with pytest.raises(DataError, match="bandwidth must be positive"):
@@ -188,6 +194,7 @@ def test_rates_are_those_of_real_processes(monkeypatch):
     monkeypatch.setattr(measuring, "_FEW_STUBS", 3)
     monkeypatch.setattr(measuring, "_LEAVES", 10)
     monkeypatch.setattr(measuring, "_LINKS", 3)
+    monkeypatch.setattr(measuring, "_IDLE_SECONDS", 0.5)
     rates = ClusterRates.measure(12)
     assert all(value >= 0 for value in rates.to_dict().values())
     assert rates.task_seconds > 0 < rates.submit_seconds

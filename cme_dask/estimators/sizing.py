@@ -489,6 +489,7 @@ class PassSizing:
             worker_seconds=rates.worker_seconds,
             latency=rates.latency,
             bandwidth=rates.bandwidth,
+            worker_load=rates.worker_load,
             file_system=self.file_system,
             spread=self.spread,
             stragglers=self.stragglers,

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import psutil
 from distributed import Client
 
 from cme_dask.errors import DataError, ResourceError
@@ -36,6 +37,7 @@ _FEW_STUBS = 32
 _LEAVES, _LEAF_SECONDS = 150, 0.01  # on a real worker
 _LINKS = 40  # of a chain of tasks
 _BLOB = 64 << 20
+_IDLE_SECONDS = 3.0
 _REPEATS = 2
 
 
@@ -58,6 +60,8 @@ class ClusterRates:
         Of a message, one way.
     bandwidth
         Bytes per second that a worker sends.
+    worker_load
+        Share of a core that a worker process and its nanny take beside tasks: heartbeats, profile.
     """
 
     submit_seconds: float
@@ -67,6 +71,7 @@ class ClusterRates:
     worker_seconds: float
     latency: float
     bandwidth: float
+    worker_load: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -78,6 +83,8 @@ class ClusterRates:
                 )
         if self.bandwidth <= 0:
             raise DataError("bandwidth must be positive, in bytes per second")
+        if self.worker_load >= 1:
+            raise DataError("worker_load must be below 1, a share of a core")
 
     def tasks_per_second(self, workers: int) -> float:
         """Tasks that the scheduler handles per second.
@@ -118,7 +125,7 @@ class ClusterRates:
         Parameters
         ----------
         values
-            Rates by name.
+            Rates by name; those of earlier versions have no load of workers.
 
         Raises
         ------
@@ -126,10 +133,11 @@ class ClusterRates:
             If one is missing, unknown or no rate.
         """
         names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            wrong = ", ".join(sorted(names.symmetric_difference(values)))
+        wrong = names.symmetric_difference(values)
+        if wrong - ({"worker_load"} - set(values)):
             raise DataError(
-                f"rates of a cluster are {', '.join(sorted(names))}; missing or unknown: {wrong}"
+                f"rates of a cluster are {', '.join(sorted(names))}; missing or unknown: "
+                f"{', '.join(sorted(wrong))}"
             )
         return cls(**values)
 
@@ -148,7 +156,7 @@ def measure_rates(workers: int = MOST_STUBS) -> ClusterRates:
     many = min(max(workers, 4 * _FEW_STUBS), MOST_STUBS)
     few_times, many_times = (_stub_times(count) for count in (_FEW_STUBS, many))
     slope = max(many_times.task - few_times.task, 0.0) / (many - _FEW_STUBS)
-    worker_seconds, latency, bandwidth = _worker_times()
+    worker_seconds, latency, bandwidth, load = _worker_times()
     return ClusterRates(
         submit_seconds=(few_times.submit + many_times.submit) / 2.0,
         task_seconds=max(few_times.task - slope * _FEW_STUBS, 1e-6),
@@ -157,6 +165,7 @@ def measure_rates(workers: int = MOST_STUBS) -> ClusterRates:
         worker_seconds=worker_seconds,
         latency=latency,
         bandwidth=bandwidth,
+        worker_load=load,
     )
 
 
@@ -293,13 +302,13 @@ def _stub_times(count: int) -> _StubTimes:
     )
 
 
-def _worker_times() -> tuple[float, float, float]:
-    """Overhead of a task on a worker, latency of a message, and bytes per second, of one worker."""
+def _worker_times() -> tuple[float, float, float, float]:
+    """Overhead of a task, latency of a message, bytes per second and load of one worker."""
     with tempfile.TemporaryDirectory() as name, _scheduler(Path(name)) as address:
-        arguments = ["dask", "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+        arguments = ["dask", "worker", address, "--nthreads", "1", "--no-dashboard"]
         arguments += ["--dashboard-address", ":0", "--local-directory", name]
         with (
-            _started(arguments, Path(name) / "worker.log"),
+            _started(arguments, Path(name) / "worker.log") as process,
             Client(address, set_as_default=False) as client,
         ):
             try:
@@ -317,7 +326,20 @@ def _worker_times() -> tuple[float, float, float]:
             blob = client.submit(np.zeros, _BLOB // 8, pure=False)
             blob.result()
             seconds = min(_timed(blob.result) for _ in range(_REPEATS))
-    return overhead, max(link - overhead, 0.0) / 2.0, _BLOB / seconds
+            load = _load_of(psutil.Process(process.pid))
+    return overhead, max(link - overhead, 0.0) / 2.0, _BLOB / seconds, load
+
+
+def _load_of(parent: psutil.Process) -> float:
+    """Share of a core that an idle process and its children take."""
+    processes = [parent, *parent.children(recursive=True)]
+
+    def busy() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before, begin = busy(), time.monotonic()
+    time.sleep(_IDLE_SECONDS)
+    return (busy() - before) / (time.monotonic() - begin)
 
 
 def _chain(client: Client) -> float:

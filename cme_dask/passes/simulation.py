@@ -9,7 +9,8 @@ for each run of rows, and the merges of a binary tree. Modelled are
 * its queue of leaves (``worker-saturation``): a worker of T threads gets ceil(1.1 T) tasks, and a
   further leaf when one has ended; a merge goes to the worker that ended the later of its parts;
 * threads that take tasks by priority, a merge as soon as its parts are there; on hosts with fewer
-  cores than running threads, all of these are slower;
+  cores than running threads, all of these are slower, and workers take some of the cores' time for
+  themselves;
 * transfers: the plan to each worker, and the part of a merge that lies on another worker, one after
   the other from each sender;
 * a shared file system, whose bandwidth all leaves use together while they compute;
@@ -93,6 +94,8 @@ class SimulatedCluster:
         Bytes per second that all workers together read, at most.
     workers_per_host, cores_per_host
         Workers share the cores of their host; None: a core for each thread.
+    worker_load
+        Share of a core that a worker process takes beside its tasks.
     full_speed
         Speed of a core while all cores of its host are busy, over that of one busy core.
     spread
@@ -113,6 +116,7 @@ class SimulatedCluster:
     file_system: float = math.inf
     workers_per_host: int = 1
     cores_per_host: int | None = None
+    worker_load: float = 0.0
     full_speed: float = 1.0
     spread: Sequence[float] = (1.0,)
     stragglers: tuple[float, float] = (0.0, 1.0)
@@ -123,6 +127,11 @@ class SimulatedCluster:
                 raise DataError(f"{name} must be at least 1, got {getattr(self, name)!r}")
         if not 0.0 < self.full_speed <= 1.0:
             raise DataError(f"full_speed must lie in (0, 1], got {self.full_speed!r}")
+        cores = self.threads if self.cores_per_host is None else self.cores_per_host
+        if not 0.0 <= self.beside < cores:
+            raise DataError(
+                f"worker_load must leave some of {cores} cores to tasks, got {self.worker_load!r}"
+            )
         share, factor = self.stragglers
         if not (0.0 <= share <= 1.0 and factor > 0.0):
             raise DataError(
@@ -131,6 +140,12 @@ class SimulatedCluster:
             )
         if not len(self.spread) or min(self.spread) <= 0.0:
             raise DataError("spread must hold at least one factor, and positive ones alone")
+
+    @property
+    def beside(self) -> float:
+        """Cores of a host that its workers take beside their tasks."""
+        shared = self.cores_per_host is not None
+        return self.worker_load * (min(self.workers_per_host, self.workers) if shared else 1)
 
     @property
     def service(self) -> float:
@@ -198,8 +213,8 @@ def simulate_pass(work: PassWork, cluster: SimulatedCluster, seed: int = 0) -> S
 class _Host:
     """Threads that share cores: the clock ``done`` counts the seconds that each has worked."""
 
-    def __init__(self, cores: int, full_speed: float) -> None:
-        self._cores, self._slower = cores, (1.0 - full_speed) / max(cores - 1, 1)
+    def __init__(self, cores: int, beside: float, full_speed: float) -> None:
+        self._cores, self._slower = cores - beside, (1.0 - full_speed) / max(cores - 1, 1)
         self.done, self.seen, self.version = 0.0, 0.0, 0
         self.running: list[tuple[float, int, int, int]] = []
 
@@ -252,7 +267,7 @@ class _Run:
         cores, per_host = cluster.cores_per_host, cluster.workers_per_host
         if cores is not None:
             hosts = -(-count // per_host)
-            self._hosts = [_Host(cores, cluster.full_speed) for _ in range(hosts)]
+            self._hosts = [_Host(cores, cluster.beside, cluster.full_speed) for _ in range(hosts)]
 
     def _drawn(self, seed: int) -> list[float]:
         """Seconds for which each task holds a thread."""
@@ -266,7 +281,7 @@ class _Run:
         factors = rng.choice(np.asarray(cluster.spread, dtype=float), work.tasks)
         durations = means * factors + cluster.worker_seconds
         if cluster.cores_per_host is None:  # all threads of a host are busy nearly always
-            durations /= cluster.full_speed
+            durations /= cluster.full_speed * (1.0 - cluster.beside / cluster.threads)
         values: list[float] = durations.tolist()
         return values
 
