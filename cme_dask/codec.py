@@ -47,7 +47,7 @@ class Shape:
         Whether NaN and infinity are refused.
     dtype
         ``bool`` and ``np.uint64`` are stored as integers and made again; ``np.int64`` is required.
-        By default float64 or integers as they came.
+        ``float``: floating-point numbers. By default these or int64.
     """
 
     def __init__(self, *sizes: int | str, finite: bool = True, dtype: Any = None) -> None:
@@ -352,11 +352,19 @@ def _array(
     fits = values.ndim == len(expected) and all(
         size is None or size == length for size, length in zip(expected, values.shape, strict=True)
     )
-    integers = shape.dtype in (np.int64, np.uint64)
-    if not fits or (values.dtype != np.int64 if integers else values.dtype.kind not in "fi"):
+    kind = values.dtype.kind
+    if shape.dtype in (np.int64, np.uint64):
+        wanted, usable = "int64", values.dtype == np.int64
+    elif shape.dtype is bool:
+        wanted, usable = "integer", kind == "i"
+    elif shape.dtype is float:
+        wanted, usable = "floating-point", kind == "f"
+    else:
+        wanted, usable = "numeric", kind == "f" or values.dtype == np.int64
+    if not (fits and usable):
         sizes = (str(t if s is None else s) for t, s in zip(tokens, expected, strict=True))
         raise StoreError(
-            f"the model's array {name!r} should be {'int64' if integers else 'numeric'} of shape "
+            f"the model's array {name!r} should be {wanted} of shape "
             f"({', '.join(sizes)}), it is {values.dtype} of shape {values.shape}: {_RESTORE}"
         )
     if shape.finite and not np.isfinite(values).all():

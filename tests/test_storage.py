@@ -641,6 +641,8 @@ def test_a_wrong_shape_is_named(state):
         ("x_basis_transform", lambda a: a[:-1], rf"\({rank}, k\), it is float64"),
         ("y_cells_support_points", lambda a: a[:, :0], r"\(S, 1\), it is float64"),
         ("y_cells_counts", lambda a: a.astype(float), "int64 of shape"),
+        ("x_basis_newton_points", lambda a: a.astype(np.int64), "floating-point of shape"),
+        ("x_basis_transform", lambda a: a.astype(np.int8), "numeric of shape"),
     ):
         hostile = replace(state, arrays=state.arrays | {name: change(state.arrays[name])})
         with pytest.raises(StoreError, match=rf"array '{name}' should be .*{expected}"):

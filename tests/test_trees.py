@@ -292,5 +292,5 @@ def test_damaged_trees_are_refused(change):
     trees = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
     change(trees)
     state.arrays.update(arrays | {prefix + name: values for name, values in trees.items()})
-    with pytest.raises(StoreError, match=r"damaged|finite"):
+    with pytest.raises(StoreError, match=r"damaged|finite|numeric"):
         JointModel.from_state(state)

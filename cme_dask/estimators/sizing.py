@@ -532,7 +532,9 @@ class PassSizing:
         def share(count: int) -> float:
             runs, _ = self.cut(count, threads, None)
             work = self.work(runs[:1])
-            cycle = work.leaf_seconds[0] + work.merge_seconds + 2 * self.rates.worker_seconds
+            there = self.cluster(count, threads)
+            cycle = work.leaf_seconds[0] + work.merge_seconds + 2 * there.worker_seconds
+            cycle /= 1.0 - there.beside / threads
             busy = min(count * threads, len(runs))
             return 2 * busy / cycle / self.rates.tasks_per_second(count)
 

@@ -267,8 +267,8 @@ class NewtonBasis:
     """
 
     kernel: Kernel
-    points: Annotated[Array, Shape("m", "d")]
-    factor: Annotated[Array, Shape("m", "m")]
+    points: Annotated[Array, Shape("m", "d", dtype=float)]
+    factor: Annotated[Array, Shape("m", "m", dtype=float)]
     rows: Annotated[Array, Shape("m")] | None = None
 
     partition: ClassVar[None] = None

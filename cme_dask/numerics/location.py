@@ -61,7 +61,7 @@ class MeanFunction:
     """
 
     kernel: Kernel
-    points: Annotated[Array, Shape("m", "d")]
+    points: Annotated[Array, Shape("m", "d", dtype=float)]
     constant: Annotated[Array, Shape("q")]
     coef: Annotated[Array, Shape("m", "q")]
     trend: Annotated[Array, Shape("d", "q")]

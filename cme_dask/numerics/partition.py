@@ -48,7 +48,7 @@ class PartitionBasis:
     """
 
     kernel: Kernel
-    points: Annotated[Array, Shape("m", "d")]
+    points: Annotated[Array, Shape("m", "d", dtype=float)]
     rows: Annotated[Array, Shape("m")] | None = None
 
     __repr__ = brief_repr

@@ -61,7 +61,8 @@ class ClusterRates:
     bandwidth
         Bytes per second that a worker sends.
     worker_load
-        Share of a core that a worker process and its nanny take beside tasks: heartbeats, profile.
+        Share of a core that a worker of one thread and its nanny take beside tasks: heartbeats,
+        profile.
     """
 
     submit_seconds: float

@@ -95,7 +95,7 @@ class SimulatedCluster:
     workers_per_host, cores_per_host
         Workers share the cores of their host; None: a core for each thread.
     worker_load
-        Share of a core that a worker process takes beside its tasks.
+        Share of a core that a worker process takes beside its tasks, for each of its threads.
     full_speed
         Speed of a core while all cores of its host are busy, over that of one busy core.
     spread
@@ -144,8 +144,9 @@ class SimulatedCluster:
     @property
     def beside(self) -> float:
         """Cores of a host that its workers take beside their tasks."""
-        shared = self.cores_per_host is not None
-        return self.worker_load * (min(self.workers_per_host, self.workers) if shared else 1)
+        alone = self.cores_per_host is None
+        count = 1 if alone else min(self.workers_per_host, self.workers)
+        return self.worker_load * self.threads * count
 
     @property
     def service(self) -> float:
