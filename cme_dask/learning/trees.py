@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from cme_dask.learning.candidates import TrialMemory, recalled
 from cme_dask.numerics.scoring import law_error, law_errors
 from cme_dask.numerics.trees import Tree, TreeMean
 
@@ -210,7 +211,7 @@ class _Boosting:
 
         x, y, weights = rows.only(selected)
         steps = steps or _STEPS
-        self._first = [self._tree(x, column, weights) for column in y.T]
+        self._first = [self._tree(x, column, weights, rows.seed) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
                 learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
@@ -224,7 +225,7 @@ class _Boosting:
             for column in self._left(x, y)
         ]
 
-    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
         """A tree before the steps, or None."""
         return None
 
@@ -272,10 +273,13 @@ class _Shallow(_Boosting):
 
     words, leaves = "shallow boosted trees", 4
 
-    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
         from sklearn.tree import DecisionTreeRegressor
 
-        tree = DecisionTreeRegressor(max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF)
+        # Of equally good splits the seed takes one: without it, the next fit has another law.
+        tree = DecisionTreeRegressor(
+            max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=seed
+        )
         return tree.fit(x, column, weights)
 
 
@@ -365,6 +369,7 @@ def better_trees(
     kinds: Sequence[str],
     error: float,
     ridge: Callable[[TrainingRows], Array],
+    memory: TrialMemory | None = None,
 ) -> CrossFit | None:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
@@ -383,15 +388,21 @@ def better_trees(
         Of the ridge regression on the 1,000 rows.
     ridge
         What it predicts for rows of other folds, shape (n, q).
+    memory
+        Of trees that an earlier start of the same fit has made.
     """
     few, many = (rows.first(count) for count in ROWS)
     if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
         return None
 
+    def fitted(kind: str, some: TrainingRows, quick: bool = False) -> CrossFit:
+        key = kind, len(some.x), quick
+        return recalled(memory, key, lambda: cross_fitted(kind, some, quick=quick))
+
     def compared(
         some: TrainingRows, tried: Sequence[str], quick: bool
     ) -> list[tuple[float, CrossFit]]:
-        each = (cross_fitted(kind, some, quick=quick) for kind in tried)
+        each = (fitted(kind, some, quick) for kind in tried)
         found = [(law_error(one.predicted, some.y, some.weights), one) for one in each]
         return sorted(found, key=lambda pair: pair[0])
 
@@ -404,7 +415,7 @@ def better_trees(
     found, other = compared(many, near, quick=False), ridge(many)
     for _, best in found:
         if _is_better(best.predicted, other, many):
-            return best if len(best.predicted) == len(rows.x) else cross_fitted(best.kind, rows)
+            return best if len(best.predicted) == len(rows.x) else fitted(best.kind, rows)
     return None
 
 
