@@ -38,7 +38,7 @@ _PATIENCE = 120.0  # seconds after which a fit counts as lost
 _POLL = 0.005
 _WAIT = 0.2  # seconds before a strike, at most: less than a pass takes
 _AGAIN = 5  # kills over one task, more than `allowed-failures` + 1
-_LIFE = 60  # runs of a cluster; the first one has nannies
+_LIFE = 100  # runs of a cluster
 _MOST = 5  # workers, where they join and leave
 
 STRIKES = {"one": 0.52, "all": 0.17, "again": 0.06, "slow": 0.1, "cut off": 0.03, "replace": 0.12}
@@ -355,9 +355,8 @@ def run_all(runs, seed, folder, say, nursery):
     rng, names, wanted = np.random.default_rng(seed), list(CASES), {}
     done = 0
     while done < runs:  # more than once where a fit does not end: it holds on to its cluster
-        warm = nursery if done or runs < _LIFE else None
         with (
-            Cluster(folder / f"cluster-{done}", WORKERS, STRIP_SECONDS, warm) as cluster,
+            Cluster(folder / f"cluster-{done}", WORKERS, STRIP_SECONDS, nursery) as cluster,
             Client(cluster.address, set_as_default=False) as client,
         ):
             outcome, until = None, min(done + _LIFE, runs)

@@ -148,6 +148,8 @@ class _Forking:
             if select.select([0], [], [], _POLL)[0]:
                 part = os.read(0, 1 << 16)
                 if not part:
+                    for pid in self._numbers:  # its parent is gone
+                        os.kill(pid, signal.SIGKILL)
                     return
                 *lines, unread = (unread + part).split(b"\n")
                 for line in lines:

@@ -413,11 +413,7 @@ def restart_all(restarts, seed, folder, say, nursery):
     with Cluster(folder / "cluster-restarts", WORKERS, STRIP_SECONDS, nursery) as cluster:
         while sum(len(o.deaths) for o in outcomes) < restarts and _lost(outcomes) < _GIVE_UP:
             name = NAMES[(len(outcomes) + seed) % len(NAMES)]
-            place = (
-                "processes"
-                if rng.random() < _PROCESSES
-                else str(rng.choice(["cluster"] * 2 + ["threads"]))
-            )
+            place = str(rng.choice(list(_PLACES), p=list(_PLACES.values())))
             if name in COMMANDS and not COMMANDS[name].resumes:
                 place = "threads"
             deaths = [str(d) for d in rng.choice(_POSSIBLE[place], 1 + (rng.random() < 0.25))]
