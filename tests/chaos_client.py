@@ -21,14 +21,10 @@ from cme_dask.learning.search import KernelSearch
 from cme_dask.passes.progress import FitProgress
 
 SAVE, PASS, BETWEEN = "save", "pass over the rows", "between passes"
-_SYNC_SECONDS = 0.02
 
 
 class Watch(logging.Handler):
-    """Notes the phases of a client, and the trials of its searches, in files named after it.
-
-    A disk that is slow while it saves is part of it, so that there is a time in which to be killed.
-    """
+    """Notes the phases of a client, and the trials of its searches, in files named after it."""
 
     def __init__(self, folder):
         super().__init__()
@@ -89,14 +85,6 @@ def watch(folder):
         (trees, "cross_fitted"),
     ):
         after(owner, name, lambda *_: here.trial())
-    sync = os.fsync
-
-    def slow_sync(descriptor):
-        if here.phase == SAVE:
-            time.sleep(_SYNC_SECONDS)
-        sync(descriptor)
-
-    os.fsync = slow_sync
     for owner, name in ((CheckpointOptions, "save"), (model_file, "write_model")):
         before = getattr(owner, name)
 
@@ -110,14 +98,16 @@ def watch(folder):
 
 def main(case, stores, scheduler, checkpoint, out):
     """Run the case, with a client of its own on a cluster."""
+    where = {"checkpoint": checkpoint}
+    if case != "compare":
+        where["progress"] = lambda event: None  # so that its steps are known
     if "://" in scheduler:
         with Client(scheduler, set_as_default=False) as client:
-            result = fit(case, Path(stores), scheduler=client, checkpoint=checkpoint)
+            result = fit(case, Path(stores), scheduler=client, **where)
     else:
-        result = fit(case, Path(stores), scheduler=scheduler, workers=2, checkpoint=checkpoint)
-    handlers = logging.getLogger("cme_dask.run").handlers
-    for handler in handlers:
-        if isinstance(handler, Watch):
+        result = fit(case, Path(stores), scheduler=scheduler, workers=2, **where)
+    for handler in logging.getLogger("cme_dask.run").handlers:
+        if hasattr(handler, "enter"):  # who watches
             handler.enter(SAVE)
     save(result, Path(out))
 

@@ -21,7 +21,7 @@ from cme_dask.data.model_file import read_model
 from cme_dask.numerics.reduction import strip_length
 
 N_ROWS, WORKERS, STRIP_SECONDS = 60_000, 3, 0.03
-_PATIENCE = 120.0  # seconds after which a client counts as lost
+_PATIENCE = 300.0  # seconds after which a client counts as lost
 _POLL = 0.005
 _GIVE_UP = 5  # runs that were lost
 _PLACES = {"cluster": 0.6, "threads": 0.3, "processes": 0.1}  # which take seconds to start
@@ -82,9 +82,9 @@ SCRIPTS = (
     "joint, certified, greedy",
 )
 """Cases of which a script is the client; it goes on when it is started again."""
-NAMES = tuple(
-    name for each in zip((*COMMANDS, *COMMANDS), SCRIPTS * 2, strict=False) for name in each
-)
+_LONG = ("cme-dask tune", "cme-dask fit, jumps", "cme-dask compare")
+_SHORT = tuple(name for name in (*COMMANDS, *SCRIPTS) if name not in _LONG)
+NAMES = (*_LONG, *_SHORT, *_SHORT, *_SHORT)
 DEATHS = ("client", "Ctrl-C", "SIGTERM", "scheduler", "everything", "process")
 _POSSIBLE = {"threads": DEATHS[:3], "processes": (*DEATHS[:3], "process"), "cluster": DEATHS[:5]}
 _CODES = {
@@ -234,7 +234,10 @@ class Restarts:
                 self._check(name, out, wanted)
             outcome.deaths.append(kind)
             outcome.phases.append(([p for p, _ in self._phases(process)] or ["begin"])[-1])
-            outcome.allowed += (cluster.size + 1) * _block_strips(checkpoint)
+            if checkpoint.exists():
+                outcome.allowed += (cluster.size + 1) * _block_strips(checkpoint)
+            else:  # none was begun, or all is done but the report was not printed
+                outcome.allowed += wanted.strips
             process = self._start(name, place, cluster, out, checkpoint)
         outcome.taken = self._finish(process)
         outcome.trials = self._resumed(checkpoint, process)
@@ -412,7 +415,7 @@ def restart_all(restarts, seed, folder, say, nursery):
     runs = Restarts(folder / "restarts", nursery)
     with Cluster(folder / "cluster-restarts", WORKERS, STRIP_SECONDS, nursery) as cluster:
         while sum(len(o.deaths) for o in outcomes) < restarts and _lost(outcomes) < _GIVE_UP:
-            name = NAMES[(len(outcomes) + seed) % len(NAMES)]
+            name = NAMES[(len(outcomes) + 13 * seed) % len(NAMES)]
             place = str(rng.choice(list(_PLACES), p=list(_PLACES.values())))
             if name in COMMANDS and not COMMANDS[name].resumes:
                 place = "threads"

@@ -247,7 +247,7 @@ class SavedTrials:
         begin = time.monotonic()
         first = len(self._known) - len(self._new)
         path = self._folder / f"{_TRIALS}-{self._number:03d}{first:06d}"
-        write_partial(path, self._new, self._kinds, place=self._place, flush=True)
+        write_partial(path, self._new, self._kinds, place=self._place)
         self._new, self._since = {}, time.monotonic()
         self._wait = _TRIALS_PER_WRITING * (self._since - begin)
 
