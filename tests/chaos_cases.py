@@ -224,7 +224,7 @@ def differences(found, wanted):
 def save(result, out):
     """A model as such, a report's bits."""
     if hasattr(result, "model_"):
-        result.save(out)
+        result.save(out, overwrite=True)  # of a start that was killed when all was done
     else:
         aside = out.with_name(f"{out.name}.aside")
         aside.write_bytes(pickle.dumps(bits(result)))

@@ -82,7 +82,8 @@ class Nursery:
             env={**os.environ, **threads},
             text=True,
         )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._ear = threading.Thread(target=self._listen, daemon=True)
+        self._ear.start()
         return self
 
     def __exit__(self, *_):
@@ -90,6 +91,8 @@ class Nursery:
             child.end()
         self._process.stdin.close()
         self._process.wait(_PATIENCE)
+        self._ear.join(_PATIENCE)
+        self._process.stdout.close()
 
     def start(self, kind, words, *, log, errors=None, again=False, **env):
         """Start a command.

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import pickle
-import shutil
 import signal
 import subprocess
 import time
@@ -20,7 +19,7 @@ from chaos_cluster import Cluster
 from cme_dask.data.model_file import read_model
 from cme_dask.numerics.reduction import strip_length
 
-N_ROWS, WORKERS, STRIP_SECONDS = 60_000, 3, 0.03
+WORKERS, STRIP_SECONDS = 3, 0.03
 _PATIENCE = 300.0  # seconds after which a client counts as lost
 _POLL = 0.005
 _GIVE_UP = 5  # runs that were lost
@@ -166,7 +165,7 @@ class Restarts:
     Parameters
     ----------
     folder
-        To make, of the stores and for all outputs.
+        For all outputs, and of the stores, which are written where they are missing.
     nursery
         Forks the clients.
     """
@@ -175,7 +174,8 @@ class Restarts:
         self._folder, self._nursery = Path(folder), nursery
         self._count = self._started = 0
         self._wanted = {}
-        write_stores(self._folder, N_ROWS)
+        if not (self._folder / "numbers.zarr").exists():
+            write_stores(self._folder)
 
     def undisturbed(self, name, cluster):
         """What a client makes on threads."""
@@ -366,8 +366,6 @@ class Restarts:
         return self._said("err").read_text().strip().splitlines()[-1:]
 
     def _paths(self):
-        for old in self._folder.glob("*-[0-9]*.made"):
-            shutil.rmtree(old, ignore_errors=True)
         self._count += 1
         return tuple(self._folder / f"{kind}-{self._count}" for kind in ("model", "checkpoint"))
 
