@@ -1,4 +1,4 @@
-"""A real cluster for the chaos test: a scheduler and nannies with workers, each a process."""
+"""A real cluster for the chaos test: a scheduler and workers over TCP, each a process."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import psutil
 from chaos_worker import DELAY, FOLDER
 
 HOST = "127.0.0.1"
-TTL_SECONDS = 10
+TTL_SECONDS = 5
 """A worker that is silent for this long is given up by the scheduler (Dask's default: 5 min)."""
 
 
@@ -24,19 +24,28 @@ def free_port():
 
 
 class Cluster:
-    """`dask scheduler` and `dask worker --nanny` on the loopback, as a user would start them."""
+    """`dask scheduler` and `dask worker` on the loopback.
 
-    def __init__(self, folder, workers, strip_seconds):
-        self._folder, self.size, self._port = Path(folder), workers, free_port()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._environment = {
-            **os.environ,
-            FOLDER: str(self._folder),
+    Parameters
+    ----------
+    folder
+        For its log and its marks.
+    workers, strip_seconds
+        How many there are as a rule, and what they take longer for a strip.
+    nursery
+        Forks its processes; None: they are started as a user would, with nannies.
+    """
+
+    def __init__(self, folder, workers, strip_seconds, nursery=None):
+        self.folder, self.size, self._port = Path(folder), workers, free_port()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.environment = {
+            FOLDER: str(self.folder),
             DELAY: str(strip_seconds),
             "OPENBLAS_NUM_THREADS": "1",
             "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TTL_SECONDS}s",
         }
-        self._scheduler, self._nannies, self._counted = None, [], 0
+        self._nursery, self._scheduler, self._slots, self._counted = nursery, None, [], 0
 
     @property
     def address(self):
@@ -58,31 +67,58 @@ class Cluster:
 
     def stop(self):
         """Kill whatever is left of it."""
-        for process in (*self._nannies, self._scheduler):
+        for process in (*self._slots, self._scheduler):
             end(process)
-        self._nannies = []
-        for mark in self._folder.glob("*.task"):
+        self._slots = []
+        for mark in self.folder.glob("*.task"):
             mark.unlink()
 
     def join(self):
-        """One more worker, which is there a few seconds later."""
-        preload = Path(__file__).with_name("chaos_worker.py")
-        local = self._folder / "spill"
-        self._nannies.append(
+        """One more worker, which is there soon."""
+        preload, local = Path(__file__).with_name("chaos_worker.py"), self.folder / "spill"
+        nanny = "--nanny" if self._nursery is None else "--no-nanny"
+        self._slots.append(
             self._spawn(
-                *("worker", self.address, "--nworkers", "1", "--nthreads", "1", "--nanny"),
+                *("worker", self.address, "--nworkers", "1", "--nthreads", "1", nanny),
                 *("--preload", str(preload), "--local-directory", str(local)),
             )
         )
 
+    def leave(self, client):
+        """A worker leaves, when it has handed over what it holds; not the last one."""
+        ready = list(self.workers().items())
+        if len(ready) < 2:
+            return
+        slot, worker = ready[0]
+        self._slots.remove(slot)
+        with contextlib.suppress(FileNotFoundError, OSError, TimeoutError):
+            address = self._mark(worker.pid).with_suffix(".address").read_text(encoding="utf-8")
+            if self._nursery is not None:
+                slot.release()
+            client.retire_workers([address], close_workers=True)
+        self._mark(worker.pid).unlink(missing_ok=True)
+        end(slot)
+
+    def settle(self, client):
+        """As many workers as there are as a rule."""
+        while len(self._slots) < self.size:
+            self.join()
+        self.wait_for_workers()
+        while len(self._slots) > self.size:
+            self.leave(client)
+
     def workers(self):
-        """Process of each worker that is ready, by the nanny that watches it."""
+        """Process of each worker that is ready, by what starts it again."""
         found = {}
-        for nanny in self._nannies:
+        for slot in list(self._slots):
             with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(nanny.pid).children(recursive=True):
-                    if self._mark(child.pid).exists():
-                        found[nanny] = child
+                if self._nursery is not None:
+                    each = [psutil.Process(slot.pid)] if slot.returncode is None else []
+                else:
+                    each = psutil.Process(slot.pid).children(recursive=True)
+                for process in each:
+                    if self._mark(process.pid).exists():
+                        found[slot] = process
         return found
 
     def running(self):
@@ -97,7 +133,7 @@ class Cluster:
         return ""
 
     def kill(self, worker):
-        """SIGKILL; the task that it hit, or nothing. Its nanny starts another one."""
+        """SIGKILL; the task that it hit, or nothing. Another one is started in its place."""
         key = ""
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
@@ -107,13 +143,16 @@ class Cluster:
         return key
 
     def replace(self, worker):
-        """SIGKILL the worker and its nanny for good; another pair joins later."""
-        nanny = next((n for n, found in self.workers().items() if found == worker), None)
-        if nanny is None:
+        """SIGKILL the worker for good; another one joins later."""
+        slot = next((n for n, found in self.workers().items() if found == worker), None)
+        if slot is None:
             return ""
-        self._nannies.remove(nanny)
-        nanny.kill()
-        nanny.wait(30)
+        self._slots.remove(slot)
+        if self._nursery is None:
+            slot.kill()
+            slot.wait(30)
+        else:
+            slot.release()
         key = self.kill(worker)
         self.join()
         return key
@@ -131,7 +170,7 @@ class Cluster:
 
     def strips_counted(self):
         """How many strips tasks have read."""
-        logs = self._folder.glob("*.strips")
+        logs = self.folder.glob("*.strips")
         return sum(log.read_bytes().count(b"\n") for log in logs) - self._counted
 
     def strips_read(self):
@@ -143,28 +182,34 @@ class Cluster:
     def wait_for_workers(self, seconds=180.0):
         """Return when all workers are ready."""
         until = time.monotonic() + seconds
-        while len(self.workers()) < self.size:
+        while len(self.workers()) < len(self._slots):
             assert time.monotonic() < until, "the cluster's workers do not come up"
             assert self._scheduler.poll() is None, "the scheduler died"
-            time.sleep(0.1)
+            time.sleep(0.02)
 
     def _mark(self, pid):
-        return self._folder / f"{pid}.task"
+        return self.folder / f"{pid}.task"
 
-    def _spawn(self, *words):
-        log = (self._folder / "cluster.log").open("ab")
-        with log:
+    def _spawn(self, kind, *words):
+        words, log = (*words, "--host", HOST, "--no-dashboard"), self.folder / "cluster.log"
+        if self._nursery is not None:
+            again = kind == "worker"
+            return self._nursery.start(kind, words, log=log, again=again, **self.environment)
+        with log.open("ab") as file:
             return subprocess.Popen(
-                [sys.executable, "-m", "dask", *words, "--host", HOST, "--no-dashboard"],
-                env=self._environment,
-                cwd=self._folder,
-                stdout=log,
-                stderr=log,
+                [sys.executable, "-m", "dask", kind, *words],
+                env={**os.environ, **self.environment},
+                cwd=self.folder,
+                stdout=file,
+                stderr=file,
             )
 
 
 def end(process):
     """SIGKILL a process that this one started, and its children."""
+    if not isinstance(process, subprocess.Popen):
+        process.end()
+        return
     with contextlib.suppress(psutil.NoSuchProcess):
         family = [*psutil.Process(process.pid).children(recursive=True), process]
         for member in family:

@@ -1,8 +1,8 @@
-"""What the workers of the chaos test load (`dask worker --preload`).
+"""What the workers of the chaos test load (`dask worker --preload`), and its clients.
 
-Each tells in files which task it runs, so that a kill can be proven to have hit one: what a dead
-process was at is what its file says. And each strip takes a little longer, as on a slow disk, so
-that tasks last long enough to be hit without work for the processor.
+Each worker tells in files which task it runs, so that a kill can be proven to have hit one: what a
+dead process was at is what its file says. And each strip takes a little longer, as on a slow disk,
+so that tasks last long enough to be hit without work for the processor.
 """
 
 import os
@@ -18,7 +18,7 @@ FOLDER, DELAY = "CHAOS_FOLDER", "CHAOS_STRIP_SECONDS"
 
 
 class Marks(WorkerPlugin):
-    """Keep the key of the task that runs in a file named after the process."""
+    """Keep the key of the task that runs in a file named after the process, and its address."""
 
     def __init__(self, folder):
         self._mark = folder / f"{os.getpid()}.task"
@@ -26,6 +26,7 @@ class Marks(WorkerPlugin):
 
     def setup(self, worker):
         """The worker is ready."""
+        self._mark.with_suffix(".address").write_text(worker.address, encoding="utf-8")
         self._say("")
 
     def transition(self, key, start, finish, **_):
@@ -40,8 +41,9 @@ class Marks(WorkerPlugin):
         self._aside.replace(self._mark)
 
 
-def slow(read, folder, seconds):
-    """``Pass.strips`` that takes longer and notes in a file that a strip was read."""
+def slow_strips():
+    """Make ``Pass.strips`` of this process take longer, and note in a file that one was read."""
+    folder, seconds, read = Path(os.environ[FOLDER]), float(os.environ[DELAY]), Pass.strips
     log = folder / f"{os.getpid()}.strips"
 
     def strips(self, run, given=()):
@@ -51,11 +53,10 @@ def slow(read, folder, seconds):
                 file.write(f"{strip.rows[0]}\n")
             yield strip
 
-    return strips
+    Pass.strips = strips
 
 
 async def dask_setup(worker):
     """Called by Dask in each worker process before it takes tasks."""
-    folder = Path(os.environ[FOLDER])
-    Pass.strips = slow(Pass.strips, folder, float(os.environ[DELAY]))
-    await worker.plugin_add(plugin=Marks(folder), name="chaos-marks")
+    slow_strips()
+    await worker.plugin_add(plugin=Marks(Path(os.environ[FOLDER])), name="chaos-marks")

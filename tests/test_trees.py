@@ -191,6 +191,20 @@ def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
     assert better_trees(training(*jump()), (), 0.5, ridge) is None
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_a_cross_fit_is_the_same_each_time(kind):
+    x, y = jump()
+    twice = training(np.hstack([x, x]), y)  # so that either column splits as well
+    first, *others = (cross_fitted(kind, twice, quick=True) for _ in range(6))
+    whole, *more = (fitted_to_all(first, twice) for _ in range(3))
+    for found in others:
+        for one, other in zip(found.each, first.each, strict=True):
+            np.testing.assert_array_equal(one.feature, other.feature)
+            np.testing.assert_array_equal(one.values, other.values)
+    for one in more:
+        np.testing.assert_array_equal(one.feature, whole.feature)
+
+
 # Fits with trees
 
 
@@ -243,7 +257,7 @@ def test_the_ridge_that_trees_are_compared_with_is_in_its_own_coordinates(monkey
     y = np.exp(2.0 * np.sin(x[:, 0]) + x[:, 1] + 0.2 * rng.normal(size=2000))
     seen = {}
 
-    def compared(rows, kinds, error, ridge):
+    def compared(rows, kinds, error, ridge, *_):
         seen["few"] = error
         seen["all"] = law_error(ridge(rows), rows.y, rows.weights)
 

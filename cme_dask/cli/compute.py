@@ -135,21 +135,32 @@ class CheckpointOptions:
             return None
         return token_of(about_run(f"cme-dask {command}", depends_on, sample), command)
 
+    def has_made(self, out: Path, run: str | None) -> bool:
+        """Whether a model is that of this run."""
+        return run is not None and os.path.lexists(out) and model_file.run_of(out) == run
+
     def is_complete(self, out: Path, run: str | None) -> bool:
-        """Whether an output is that of this run already, which needs its checkpoint no more."""
-        if run is None or not os.path.lexists(out) or model_file.run_of(out) != run:
+        """Whether a model is that of this run, and all that it makes: no checkpoint is needed."""
+        if not self.has_made(out, run):
             return False
-        assert self.folder is not None
-        if (self.folder / f"{_SAVING}-{run}").exists():  # not one that another run began since
-            self.finish()
+        self.finish_own(run)
         return True
 
-    def save(self, model: "Model", out: Path, overwrite: bool, run: str | None) -> None:
-        """Write the model of a run; remove the checkpoint once it is on the disk."""
+    def finish_own(self, run: str | None) -> None:
+        """Remove the checkpoint, unless it is one that another run began since."""
+        if self.folder is not None and (self.folder / f"{_SAVING}-{run}").exists():
+            self.finish()
+
+    def write(self, model: "Model", out: Path, overwrite: bool, run: str | None) -> None:
+        """Write the model of a run, which has further outputs."""
         if self.folder is not None:
             with disk_errors(self.folder):
                 (self.folder / f"{_SAVING}-{run}").touch()
         model_file.write_model(out, model.to_state(), overwrite=overwrite, run=run)
+
+    def save(self, model: "Model", out: Path, overwrite: bool, run: str | None) -> None:
+        """Write the model of a run; remove the checkpoint once it is on the disk."""
+        self.write(model, out, overwrite, run)
         self.finish()
 
     def finish(self) -> None:

@@ -261,7 +261,7 @@ def transform(**options: Any) -> Shown:
 @cli.command(
     short_help="Learn kernels and ridge, fit, and save the trace of the search.",
     epilog=examples(
-        'cme-dask tune s.zarr --out tuned --event "PM2.5 > 75" --fold-by 7d',
+        'cme-dask tune s.zarr --out tuned --event "PM2.5 > 75" --fold-by 7d --checkpoint run',
         "cme-dask tune s.zarr --out tuned --criterion crps --evaluations 120",
     ),
 )
@@ -274,6 +274,7 @@ def transform(**options: Any) -> Shown:
 @section_options("FitSection", "tol", "max_rank", "reg", "fold_by", max_rank="500", reg="learned")
 @section_options("FitSection", "missing")
 @hold_out_option
+@checkpoint_options
 @compute_options
 @overwrite_option
 @json_option

@@ -1,5 +1,6 @@
 """The work of the commands that fit: laws, features, searches, more rows, merged models."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -433,8 +434,12 @@ def tune(
     compute: Compute,
     out: Path,
     overwrite: bool,
+    checkpoint: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> Result:
     """Learn kernels, fit, and write model, trace and picture into a folder.
+
+    With a checkpoint, outputs that an earlier start of the same run has made are described, or
+    replaced where it did not come to the last of them.
 
     Raises
     ------
@@ -443,19 +448,42 @@ def tune(
     """
     if None not in (options.kernel_x, options.kernel_y):
         raise DataError("both kernels are given: there is nothing to tune")
-    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, {"--report": compute.report})
+    checkpoint.check()
     paths = {key: out / name for key, name in OUTPUTS.items()}
     sample = rows.open(options)
+    run = checkpoint.run_of("tune", {"options": options.model_dump_json()}, sample)
+    if checkpoint.has_made(paths["model"], run):
+        if (made := _result_of(paths["trace"], run)) is not None:
+            checkpoint.finish_own(run)
+            return made
+        overwrite = True
+    beside = {"--report": compute.report, "--checkpoint": checkpoint.folder}
+    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, beside)
     with ProgressLines() as progress, compute.open() as scheduler:
-        estimator, memory = fit_sample(sample, options, scheduler, compute, progress)
-        estimator.save(paths["model"], overwrite=overwrite)
+        estimator, memory = fit_sample(sample, options, scheduler, compute, progress, checkpoint)
+        checkpoint.write(estimator.model_, paths["model"], overwrite, run)
         fit = describe_fit(estimator, memory, str(paths["model"]))
         tuning = estimator.model_.about["tuning"]
         result = {"store": sample.location, **fit, "tuning": tuning}
         result["outputs"] = {key: str(path) for key, path in paths.items()}
         result["outputs"]["picture"] = draw(result, paths["picture"], overwrite, progress)
-    write_json(paths["trace"], TRACE, result, overwrite=overwrite)
+    made = result if run is None else {**result, "run": run}
+    write_json(paths["trace"], TRACE, made, overwrite=overwrite)
+    checkpoint.finish()
     return result
+
+
+def _result_of(trace: Path, run: str | None) -> Result | None:
+    """What the trace of this run says; None if it is of another one, or none is there."""
+    try:
+        made = json.loads(trace.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(made, dict) or made.get("run") != run:
+        return None
+    with ProgressLines() as progress:
+        progress.say(f"{trace.parent} is complete: this run has made it before")
+    return {**made, "complete": True}
 
 
 def draw(result: Result, path: Path, overwrite: bool, progress: ProgressLines) -> str | None:

@@ -22,6 +22,7 @@ from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.growing import MomentEstimator, functions_of_first_call
 from cme_dask.estimators.planning import FitPlan
 from cme_dask.estimators.tuned import FOLDS
+from cme_dask.learning.candidates import KernelPoint
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.learning.problems import LOSSES, SEARCH_ROWS, search_embedding
 from cme_dask.models.answers import ConditionalExpectation
@@ -220,6 +221,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             regs=self._regs,
             tol=context.pivots[0].tol,
             callback=context.progress,
+            memory=context.executor.trials((KernelPoint,)),
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
 

@@ -19,10 +19,12 @@ from cme_dask.estimators.given_location import digest_of
 from cme_dask.estimators.tuned import FOLDS, FeatureMoments
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.learning.candidates import KernelPoint, recalled
 from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
 from cme_dask.learning.regression import learn_mean
 from cme_dask.learning.trees import (
     KINDS,
+    CrossFit,
     TrainingRows,
     better_trees,
     fitted_to_all,
@@ -32,6 +34,7 @@ from cme_dask.numerics.given_location import RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.numerics.scoring import Mapped
+from cme_dask.numerics.trees import TreeMean
 
 Array = Any
 
@@ -61,7 +64,8 @@ def search_location(
     x, y = rows.parts
     folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
     transforms = (None,) if scores is None else (None, scores)
-    mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms)
+    memory = context.executor.trials((KernelPoint,))
+    mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms, memory)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
     trees = _trees(context, kinds)
     return context if trees is None else replace(context, given=trees, mean=None, scores=None)
@@ -85,10 +89,13 @@ def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
         context.executor.cores,
     )
     predicted = partial(_ridge_predictions, context)
-    found = better_trees(training, kinds, ridge.law_error, predicted)
+    memory = context.executor.trials((CrossFit, TreeMean))
+    found = better_trees(training, kinds, ridge.law_error, predicted, memory)
     if found is None:
         return None
-    whole = fitted_to_all(found, training)
+    whole = recalled(memory, (found.kind, "all"), lambda: fitted_to_all(found, training))
+    if memory is not None:
+        memory.flush()
     digest = digest_of([found.predicted, whole(training.x[:_ROWS])])
     residuals = RegressorResiduals(whole, found.each, digest)
     words = KINDS[found.kind].words

@@ -13,7 +13,7 @@ from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.learning.candidates import KernelChoice, Score, Search, Tuning
+from cme_dask.learning.candidates import KernelChoice, KernelPoint, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.regression import regression_bytes
 from cme_dask.learning.search import search_bytes
@@ -129,6 +129,7 @@ def search_kernels(
         tol=context.pivots[0].tol,
         seed=context.seed,
         callback=context.progress,
+        memory=context.executor.trials((KernelPoint,)),
     )
     best = search.finalists[0]
     if learn_reg and not solver.constraint.partition:

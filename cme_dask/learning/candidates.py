@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,32 @@ TREES = ("boosting", "shallow", "forest")
 """Regression trees that may be the location of y."""
 
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
+
+T = TypeVar("T")
+
+
+class TrialMemory(Protocol):
+    """What trials gave in an earlier start of the same fit, by a key that tells them apart."""
+
+    def get(self, key: Any) -> Any:
+        """What the trial gave, or None."""
+
+    def put(self, key: Any, value: Any) -> None:
+        """Retain what the trial gave."""
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+
+
+def recalled(memory: TrialMemory | None, key: Any, trial: Callable[[], T]) -> T:
+    """What a trial gives; from memory, where it was made before."""
+    if memory is None:
+        return trial()
+    value: T | None = memory.get(key)
+    if value is None:
+        value = trial()
+        memory.put(key, value)
+    return value
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from cme_dask.kernels import Kernel
-from cme_dask.learning.candidates import Score, Search, SearchedVariable, TrialResult, Tuning
+from cme_dask.learning.candidates import (
+    Score,
+    Search,
+    SearchedVariable,
+    TrialMemory,
+    TrialResult,
+    Tuning,
+)
 from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
@@ -110,6 +117,7 @@ def search_joint(
     tol: float = 1e-5,
     seed: int = 0,
     callback: SearchCallback | None = None,
+    memory: TrialMemory | None = None,
 ) -> Search:
     """Search the kernels of a joint distribution, see :func:`cme_dask.learning.search.search`.
 
@@ -137,6 +145,8 @@ def search_joint(
         Of the directions of the sliced CRPS.
     callback
         Called with how far it is.
+    memory
+        Of trials that an earlier start of the same fit has made.
 
     Raises
     ------
@@ -157,7 +167,12 @@ def search_joint(
     columns = sum(part.shape[1] for part in parts)
     most = 40 + 5 * columns if options.evaluations is None else options.evaluations
     tried, best = search(
-        problem, callback, evaluations=most, widening=most // 2, finalists=options.finalists
+        problem,
+        callback,
+        evaluations=most,
+        widening=most // 2,
+        finalists=options.finalists,
+        memory=memory,
     )
     results = {}
     for pair, stage in tried.stages.items():
@@ -239,12 +254,13 @@ def search_embedding(
     regs: Array,
     tol: float,
     callback: SearchCallback | None = None,
+    memory: TrialMemory | None = None,
 ) -> EmbeddingSearch:
     """Search the kernel of x of an embedding, see :func:`cme_dask.learning.search.search`.
 
     Parameters
     ----------
-    parts, weights, folds, tol, callback
+    parts, weights, folds, tol, callback, memory
         As in :func:`search_joint`.
     kernel_y
         The kernel of y, of the surrogate loss.
@@ -263,7 +279,9 @@ def search_embedding(
     rows = ScreenedRows(weights, folds, functions)
     problem = EmbeddingProblem((x, y), rows, tol, SEARCH_RANK, LOSSES[criterion], regs)
     most = 20 + 5 * (len(categorical) - len(x.constant))
-    tried, (best,) = search(problem, callback, evaluations=most, widening=most, finalists=1)
+    tried, (best,) = search(
+        problem, callback, evaluations=most, widening=most, finalists=1, memory=memory
+    )
     (loss,), _ = tried.losses[best]
     at, seconds = int(loss.argmin()), time.perf_counter() - begin
     return EmbeddingSearch(

@@ -15,7 +15,13 @@ from cme_dask.display import brief_repr
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.kernels.length_scales import IGNORED, SCALES
-from cme_dask.learning.candidates import FORMS, KernelPoint, SearchedVariable
+from cme_dask.learning.candidates import (
+    FORMS,
+    KernelPoint,
+    SearchedVariable,
+    TrialMemory,
+    recalled,
+)
 from cme_dask.numerics.scoring import law_error
 
 Array = Any
@@ -178,6 +184,7 @@ def learn_mean(
     categorical: tuple[bool, ...],
     folds: Array,
     transforms: Sequence[Transform | None] = (None,),
+    memory: TrialMemory | None = None,
 ) -> MeanKernel | None:
     """Learn the kernel of x of a ridge regression of y, which stands beside a linear trend.
 
@@ -200,6 +207,8 @@ def learn_mean(
     transforms
         The targets are the columns of transform(y) for one of them, None: those of y; that one
         whose kernel of 400 rows predicts y itself with the smallest absolute error on the 1,000.
+    memory
+        Of errors that an earlier start of the same fit has computed.
 
     Returns
     -------
@@ -210,13 +219,14 @@ def learn_mean(
     begin = time.perf_counter()
     some = np.flatnonzero(weights > 0.0)[: ROWS[1]]
     x, y, weights, folds = x[some], y[some], weights[some] / weights[some].sum(), folds[some]
-    descent = _Descent(SearchedVariable(x, weights, categorical, None))
+    descent = _Descent(SearchedVariable(x, weights, categorical, None), memory)
     targets = [_Targets(y, weights, transform) for transform in transforms]
     targets = [each for each in targets if each.scaled.shape[1]]
     if not (descent.free and targets and len(np.unique(folds)) > 1):
         return None
 
     def missed(of: _Targets, stage: _Stage, learned: _Learned) -> Array:
+        descent.evaluations += 1
         return of.missed(stage.order, descent.evaluated(stage, *learned[1:]).residuals)
 
     def absolute(found: tuple[_Targets, _Stage, _Learned]) -> float:
@@ -241,6 +251,8 @@ def learn_mean(
         if final.error >= _FAILED:
             return None
         away = missed(of, stage, final)
+    if memory is not None:
+        memory.flush()
     error, point, reg = final
     y = y[stage.order]
     return MeanKernel(
@@ -299,8 +311,9 @@ def _deviations(values: Array, weights: Array) -> Array:
 
 
 class _Stage(NamedTuple):
-    """Some rows in the order of their folds."""
+    """Some rows in the order of their folds; no other stage of the descent has its number."""
 
+    number: int
     order: Array
     weights: Array
     folds: list[slice]
@@ -328,10 +341,13 @@ class _Descent:
     ----------
     variable
         Rows of x. Constant columns stay ignored.
+    memory
+        Of errors and gradients.
     """
 
-    def __init__(self, variable: SearchedVariable) -> None:
-        self.variable, self.evaluations = variable, 0
+    def __init__(self, variable: SearchedVariable, memory: TrialMemory | None = None) -> None:
+        self.variable, self.evaluations, self._memory = variable, 0, memory
+        self._stages = 0
         coded = np.array(variable.categorical)
         free = [j for j in range(len(coded)) if j not in variable.constant]
         # As the parameters of a kernel have them: numeric columns first.
@@ -348,7 +364,8 @@ class _Descent:
         values = {form: each[order] for form, each in self.variable.values.items()}
         t = values[FORMS[0]][:, [not coded for coded in self.variable.categorical]]
         trend = _TREND * (1.0 + t @ t.T)
-        return _Stage(order, weights, slices, targets[order], values, trend)
+        self._stages += 1
+        return _Stage(self._stages, order, weights, slices, targets[order], values, trend)
 
     def learned(self, stage: _Stage, near: _Learned | None = None) -> list[_Learned]:
         """A Gaussian kernel, then rougher ones as long as these are hardly worse.
@@ -379,13 +396,17 @@ class _Descent:
 
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
-        self.evaluations += 1
         values = stage.values[point.form]
         gram = np.asarray(self._kernels.inner(point)(values, values)) + stage.trend
         return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds)
 
     def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
         """The logarithm of the error, and its gradient in the logarithms."""
+        self.evaluations += 1  # also those that an earlier start has made: a model names them
+        key = stage.number, point, reg
+        return recalled(self._memory, key, lambda: self._error(stage, point, reg))
+
+    def _error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
         failed = _FAILED, np.zeros(len(self.free) + 1)
         try:
             found = self.evaluated(stage, point, reg)

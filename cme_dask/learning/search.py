@@ -12,7 +12,13 @@ from scipy.optimize import minimize
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
-from cme_dask.learning.candidates import KernelPoint, SearchedVariable, TuningProgress
+from cme_dask.learning.candidates import (
+    KernelPoint,
+    SearchedVariable,
+    TrialMemory,
+    TuningProgress,
+    recalled,
+)
 from cme_dask.learning.losses import ScreenedRows, ScreenedSide
 
 Array = Any
@@ -81,9 +87,13 @@ class KernelSearch:
     """Pairs of kernels that were tried, with their losses, each made once."""
 
     def __init__(
-        self, problem: SearchProblem, callback: SearchCallback | None, evaluations: int
+        self,
+        problem: SearchProblem,
+        callback: SearchCallback | None,
+        evaluations: int,
+        memory: TrialMemory | None = None,
     ) -> None:
-        self.problem, self._callback = problem, callback
+        self.problem, self._callback, self._memory = problem, callback, memory
         x = problem.variables[0]
         screened = 0 if x.given is not None else len(x.categorical) - len(x.constant)
         later = evaluations + (screened if screened > 1 else 0)
@@ -105,7 +115,6 @@ class KernelSearch:
             values = variable.values[point.form][problem.rows.order]
             kernel = variable.kernels.inner(point)
             side = ScreenedSide(problem.rows, kernel, values, problem.tol, problem.max_rank)
-            self._ranks[i, point] = side.rank
         self._sides[i, point] = side
         if len(self._sides) > self._most_sides:
             self._sides.pop(next(iter(self._sides)))
@@ -114,10 +123,17 @@ class KernelSearch:
     def scores(self, pair: Pair, stage: str) -> Array:
         """The score for each ridge."""
         if pair not in self.losses:
-            sides = (self._side(i, point) for i, point in enumerate(pair))
-            self.losses[pair] = self.problem.losses(*sides)
+            key = len(self.problem.rows.order), *pair
+            losses, errors, ranks = recalled(self._memory, key, lambda: self._losses(pair))
+            self.losses[pair] = losses, errors
+            self._ranks |= {(i, pair[i]): ranks[i] for i in (0, 1)}
             self.stages[pair] = stage
         return self.score_of(*self.losses[pair][0])
+
+    def _losses(self, pair: Pair) -> tuple[Array, Array, tuple[int, int]]:
+        """Losses and their errors, and the ranks of both bases."""
+        x, y = (self._side(i, point) for i, point in enumerate(pair))
+        return *self.problem.losses(x, y), (x.rank, y.rank)
 
     def score(self, pair: Pair, stage: str = "") -> float:
         """The score with the best ridge."""
@@ -177,6 +193,7 @@ def search(
     evaluations: int,
     widening: int,
     finalists: int,
+    memory: TrialMemory | None = None,
 ) -> tuple[KernelSearch, list[Pair]]:
     """Search coordinates and length scales by cross-validation on rows in memory.
 
@@ -200,6 +217,8 @@ def search(
         Trials of the refinement, and of that between wider bounds, at most.
     finalists
         How many pairs that differ are returned.
+    memory
+        Of trials that an earlier start of the same fit has made.
 
     Returns
     -------
@@ -217,7 +236,7 @@ def search(
             "kernels, more rows or more folds"
         )
     first = problem.smaller()
-    tried = KernelSearch(first, callback, evaluations)
+    tried = KernelSearch(first, callback, evaluations, memory)
     with one_blas_thread():
         pair = _screen_columns(tried, _search_grid(tried))
         _refine(tried, pair, evaluations, "refine")
@@ -227,14 +246,17 @@ def search(
             _roughen(tried)
         if first is not problem:
             shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
-            tried = KernelSearch(problem, callback, evaluations)
+            tried = KernelSearch(problem, callback, evaluations, memory)
             for done, pair in enumerate(shortlist):
                 tried.scores(pair, "shortlist")
                 tried.report("shortlist", done, len(shortlist))
             tried.settle()
             _rescale(tried)
             tried.settle()
-        return tried, _simplified(tried, _finalists(tried, finalists))
+        best = _simplified(tried, _finalists(tried, finalists))
+    if memory is not None:
+        memory.flush()
+    return tried, best
 
 
 def _search_grid(tried: KernelSearch) -> Pair:

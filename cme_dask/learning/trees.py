@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from cme_dask.learning.candidates import TrialMemory, recalled
 from cme_dask.numerics.scoring import law_error, law_errors
 from cme_dask.numerics.trees import Tree, TreeMean
 
@@ -211,7 +212,7 @@ class _Boosting:
 
         x, y, weights = rows.only(selected)
         steps = steps or _STEPS
-        self._first = [self._tree(x, column, weights) for column in y.T]
+        self._first = [self._tree(x, column, weights, rows.seed) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
                 learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
@@ -225,7 +226,7 @@ class _Boosting:
             for column in self._left(x, y)
         ]
 
-    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
         """A tree before the steps, or None."""
         return None
 
@@ -273,10 +274,13 @@ class _Shallow(_Boosting):
 
     words, leaves = "shallow boosted trees", 4
 
-    def _tree(self, x: Array, column: Array, weights: Array | None) -> Any:
+    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
         from sklearn.tree import DecisionTreeRegressor
 
-        tree = DecisionTreeRegressor(max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF)
+        # Of equally good splits the seed takes one: without it, the next fit has another law.
+        tree = DecisionTreeRegressor(
+            max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=seed
+        )
         return tree.fit(x, column, weights)
 
 
@@ -415,6 +419,7 @@ def better_trees(
     kinds: Sequence[str],
     error: float,
     ridge: Callable[[TrainingRows], Array],
+    memory: TrialMemory | None = None,
 ) -> CrossFit | None:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
@@ -434,13 +439,19 @@ def better_trees(
         Of the ridge regression on the 1,000 rows.
     ridge
         What it predicts for rows of other folds, shape (n, q).
+    memory
+        Of trees that an earlier start of the same fit has made.
     """
     # What a comparison fits serves the fit as well where it takes all rows.
     few, many = rows.first(ROWS[0]), rows if len(rows.x) <= 2 * ROWS[1] else rows.first(ROWS[1])
     if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
         return None
 
-    trials = [cross_fitted(kind, few, quick=True) for kind in kinds]
+    def fitted(kind: str, some: TrainingRows, quick: bool = False) -> CrossFit:
+        key = kind, len(some.x), quick
+        return recalled(memory, key, lambda: cross_fitted(kind, some, quick=quick))
+
+    trials = [fitted(kind, few, quick=True) for kind in kinds]
     reached = [law_error(one.predicted, few.y, few.weights) for one in trials]
     far = _FAR + _FARTHER * np.log2(len(many.x) / len(few.x))
     far *= min(error, *reached)
@@ -448,16 +459,21 @@ def better_trees(
     if not near:
         return None
     other = ridge(many)
-    racing = _raced([_Parts(kind, many) for kind in near], other, many)
-    whole = [_whole(parts, many.threads) for parts in racing]
+    racing = {kind: _Parts(kind, many) for kind in near}
+    first = recalled(memory, ("race", *near), lambda: _raced([*racing.values()], other, many))
+    whole = [
+        recalled(memory, (kind, len(many.x), False), partial(_whole, racing[kind], many.threads))
+        for kind in first
+    ]
     for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
         if _is_better(best.predicted, other, many):
-            return best if len(best.predicted) == len(rows.x) else cross_fitted(best.kind, rows)
+            same = len(best.predicted) == len(rows.x)
+            return best if same else fitted(best.kind, rows)
     return None
 
 
-def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> list[_Parts]:
-    """Those that are not clearly behind another location, nor behind the best of them.
+def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> tuple[str, ...]:
+    """The kinds that are not clearly behind another location, nor behind the best of them.
 
     As many parts are fitted as hold out the rows that tell.
     """
@@ -469,11 +485,11 @@ def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> list[_
     errors = [law_errors(each.held_out()[1].predicted[seen], y, share) for each in racing]
     best = min(errors, key=lambda one: float(share @ one))
     before = law_errors(other[seen], y, share)
-    return [
-        parts
+    return tuple(
+        parts.kind
         for parts, error in zip(racing, errors, strict=True)
         if _clearness(before - error, share) > -_CLEAR and _clearness(error - best, share) < _NEARLY
-    ]
+    )
 
 
 def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:

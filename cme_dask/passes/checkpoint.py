@@ -11,10 +11,12 @@ Partial results are encoded by their structure: this module knows no reduction.
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,9 +38,12 @@ from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
 from cme_dask.passes.cluster import run_on_workers, user_modules
 
+log = logging.getLogger("cme_dask.run")
+
 KIND, SCHEMA_VERSION = "checkpoint", 5
 
 _BLOCKS = 64
+_TRIALS, _TRIALS_PER_WRITING = "trials", 20.0
 _MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
 _OURS = re.compile(
     rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|({_SIGN}|saving)-[0-9a-f]+|\.seen-[0-9a-f]+"
@@ -77,6 +82,7 @@ class Checkpoint:
     shard: tuple[int, int] | None = None
     resumed_strips: int = 0
     _begun: int = 0
+    _searches: int = 0
 
     def begin(
         self, name: str, computed_from: Any, n_rows: int, block: int, kinds: tuple[type, ...] = ()
@@ -111,6 +117,11 @@ class Checkpoint:
     def states(self, name: str, kinds: tuple[type, ...]) -> "SavedStates":
         """The states of an iteration that is no pass, of these dataclasses."""
         return SavedStates(self.folder, name, kinds)
+
+    def trials(self, kinds: tuple[type, ...]) -> "SavedTrials":
+        """The trials of the next search of the run, with these dataclasses in them."""
+        self._searches += 1
+        return SavedTrials(self.folder, self._searches, kinds)
 
     def _share(self, n_rows: int, block: int) -> tuple[int, int]:
         """Blocks [first, last) of the pass that are ours."""
@@ -187,6 +198,62 @@ class SavedStates:
     def _paths(self) -> dict[int, Path]:
         names = self.folder.glob(f"{self.name}-*")
         return {int(path.name.rpartition("-")[2]): path for path in names}
+
+
+class SavedTrials:
+    """What the trials of a search gave, beside the passes of a checkpoint.
+
+    They are written in batches. A batch waits until its trials took twenty times as long as the
+    last one took to be written: writing takes 5 % of the time of a search at most, and not much
+    more than that is lost with a client.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint.
+    number
+        Of the search in its run, from 1. Searches follow one another as passes do.
+    kinds
+        The dataclasses and named tuples in the trials.
+    """
+
+    def __init__(self, folder: Path, number: int, kinds: tuple[type, ...]) -> None:
+        self._folder, self._number, self._kinds = folder, number, kinds
+        self._known: dict[Any, Any] = {}
+        self._new: dict[Any, Any] = {}
+        self._wait = 0.0
+        for path in sorted(folder.glob(f"{_TRIALS}-{number:03d}??????")):
+            self._known |= read_partial(path, kinds, place=self._place)
+        self._since = time.monotonic()
+        if self._known:
+            count = len(self._known)
+            info = {"event": "trials resumed", "search": number, "trials": count}
+            log.info("%s trials of search %s were made before", count, number, extra=info)
+
+    def get(self, key: Any) -> Any:
+        """What the trial with this key gave, or None."""
+        return self._known.get(key)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Retain what a trial gave."""
+        self._known[key] = self._new[key] = value
+        if time.monotonic() - self._since >= self._wait:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the trials that are not written yet."""
+        if not self._new:
+            return
+        begin = time.monotonic()
+        first = len(self._known) - len(self._new)
+        path = self._folder / f"{_TRIALS}-{self._number:03d}{first:06d}"
+        write_partial(path, self._new, self._kinds, place=self._place)
+        self._new, self._since = {}, time.monotonic()
+        self._wait = _TRIALS_PER_WRITING * (self._since - begin)
+
+    @property
+    def _place(self) -> str:
+        return f"search {self._number}"
 
 
 @dataclass(frozen=True)

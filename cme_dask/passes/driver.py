@@ -41,7 +41,7 @@ from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.kernels.evaluator import limit_this_process, one_blas_thread
 from cme_dask.numerics.devices import Device
 from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange, tree_merges
-from cme_dask.passes.checkpoint import Checkpoint, about_run, checkpointed_run
+from cme_dask.passes.checkpoint import Checkpoint, SavedTrials, about_run, checkpointed_run
 from cme_dask.passes.cluster import (
     ClusterRun,
     Scheduler,
@@ -134,6 +134,16 @@ class Executor:
     def function_threads(self) -> int:
         """Those of them that may call users' functions: in a pass they would do so as well."""
         return self.workers if self.shares_memory else 1
+
+    def trials(self, kinds: tuple[type, ...]) -> SavedTrials | None:
+        """Where the trials of the next search are saved; None without a checkpoint.
+
+        Parameters
+        ----------
+        kinds
+            The dataclasses and named tuples in their keys and in what they give.
+        """
+        return None if self.checkpoint is None else self.checkpoint.trials(kinds)
 
     def check_pass(self, cost: Cost, extent: Extent, runs: list[RowRange]) -> MemoryPlan:
         """Predict the peak of a pass, and of what comes before and after it.

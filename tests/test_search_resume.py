@@ -1,0 +1,124 @@
+"""A search for kernels that was interrupted goes on: its trials are not made again."""
+
+import shutil
+
+import numpy as np
+import pytest
+from chaos_cases import bits, differences
+
+from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning
+from cme_dask.errors import StoreError
+from cme_dask.learning import regression, trees
+from cme_dask.learning.search import KernelSearch
+from cme_dask.passes import checkpoint
+
+QUICK = Tuning(rows=250, max_rank=15, evaluations=4, finalists=2, averaged=1, trees=("shallow",))
+ESTIMATORS = {
+    "joint": lambda: JointDistribution(
+        max_rank=15, sample_size=800, support_size=40, n_folds=3, tuning=QUICK
+    ),
+    "embedding": lambda: ConditionalMeanEmbedding(max_rank=15, sample_size=250, n_folds=3),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
+
+
+class Stop(BaseException):
+    """A kill, as far as a fit can tell."""
+
+
+class Trials:
+    """Counts trials of all searches, and stops the fit in one of them."""
+
+    def __init__(self, monkeypatch):
+        self.names, self.last = [], np.inf
+        for owner, name in (
+            (KernelSearch, "_losses"),
+            (regression._Descent, "_error"),
+            (trees, "cross_fitted"),
+        ):
+            monkeypatch.setattr(owner, name, self._counted(name, getattr(owner, name)))
+
+    def _counted(self, name, trial):
+        def counted(*args, **options):
+            if len(self.names) >= self.last:
+                raise Stop
+            self.names.append(name)
+            return trial(*args, **options)
+
+        return counted
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Some whose location is one of trees."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(3_000, 2))
+    y = np.where(x[:, :1] > 0.3, 2.0, 0.0) + np.where(x[:, 1:] > 0.0, 1.0, 0.0)
+    return x, y + 0.5 * rng.normal(size=(3_000, 1))
+
+
+@pytest.fixture(scope="module")
+def whole(rows):
+    """Each fit, and the names of its trials."""
+    found = {}
+    for name, make in ESTIMATORS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            trials = Trials(patch)
+            found[name] = bits(make().fit(*rows, scheduler="synchronous")), trials.names
+    return found
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("at", [0.05, "_error", "cross_fitted", "last"])
+def test_no_trial_is_made_twice(name, at, rows, whole, monkeypatch, tmp_path):
+    wanted, every = whole[name]
+    if at in ("_error", "cross_fitted") and at not in every:
+        pytest.skip("this fit makes no such trial")
+    here = {"last": len(every) - 1}.get(at)
+    if here is None:
+        here = every.index(at) + 1 if isinstance(at, str) else int(at * len(every))
+    monkeypatch.setattr(checkpoint, "_TRIALS_PER_WRITING", 0.0)  # each at once
+    trials = Trials(monkeypatch)
+    trials.last = here
+    where = {"scheduler": "synchronous", "checkpoint": tmp_path / "run"}
+    with pytest.raises(Stop):
+        ESTIMATORS[name]().fit(*rows, **where)
+    trials.last = np.inf
+    again = ESTIMATORS[name]().fit(*rows, **where)
+    assert trials.names == every
+    assert differences(bits(again), wanted) == []
+
+
+def test_a_fit_that_was_stopped_after_its_search_makes_no_trial(rows, whole, monkeypatch, tmp_path):
+    """Also where trials wait to be written, as they do by default: the end of a search writes."""
+    wanted, every = whole["joint"]
+    trials = Trials(monkeypatch)
+    where = {"scheduler": "synchronous", "checkpoint": tmp_path / "run"}
+
+    def stop(event):
+        if event.name == "pass over the rows":
+            raise Stop
+
+    with pytest.raises(Stop):
+        ESTIMATORS["joint"]().fit(*rows, progress=stop, **where)
+    assert trials.names == every
+    again = ESTIMATORS["joint"]().fit(*rows, **where)
+    assert trials.names == every
+    assert differences(bits(again), wanted) == []
+
+
+def test_trials_of_another_search_and_damaged_ones_are_refused(rows, tmp_path):
+    memory = checkpoint.SavedTrials(tmp_path, 1, ())
+    memory.put(("a", 1), (np.arange(3.0), 0.5))
+    memory.flush()
+    assert checkpoint.SavedTrials(tmp_path, 1, ()).get(("a", 1))[1] == 0.5
+    assert checkpoint.SavedTrials(tmp_path, 2, ()).get(("a", 1)) is None
+    (written,) = tmp_path.iterdir()
+    shutil.copytree(written, tmp_path / written.name.replace("001", "002", 1))
+    with pytest.raises(StoreError, match="search 1"):
+        checkpoint.SavedTrials(tmp_path, 2, ())
+    for file in written.rglob("*"):
+        if file.is_file() and file.name != "zarr.json":
+            file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(StoreError):
+        checkpoint.SavedTrials(tmp_path, 1, ())
