@@ -136,7 +136,8 @@ def test_coordinates_of_y_are_judged_in_units_of_y():
     assert mapped.absolute_error < plain.absolute_error
     best = learned(x, y, transforms=(None, scores))
     assert best.transform is scores
-    assert best.absolute_error == mapped.absolute_error
+    # It begins at the kernel for y itself, and ends near that from the starts.
+    assert best.absolute_error == pytest.approx(mapped.absolute_error, rel=0.02)
     assert learned(x, np.sin(2 * x), transforms=(None, scores)).transform is None
 
 
