@@ -17,6 +17,7 @@ from test_reads import opened
 from cme_dask import JointDistribution, Tuning, load
 from cme_dask.errors import DataError, StoreError
 from cme_dask.estimators import locating
+from cme_dask.learning import trees
 from cme_dask.learning.trees import (
     TrainingRows,
     better_trees,
@@ -189,6 +190,33 @@ def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
 
     assert better_trees(training(*jump()), ALL, 1e-3, ridge) is None
     assert better_trees(training(*jump()), (), 0.5, ridge) is None
+
+
+def test_who_is_clearly_behind_on_a_part_of_the_folds_is_fitted_no_further(monkeypatch):
+    x, y = jump(3000)
+    given, fits = training(x, y), []
+    fit = trees._Parts.fit
+
+    def counted(parts, count, threads):
+        fits.append((parts.kind, parts._quick, count == parts.count))
+        fit(parts, count, threads)
+
+    monkeypatch.setattr(trees._Parts, "fit", counted)
+    found = better_trees(given, ALL, 1.0, lambda rows: np.zeros(rows.y.shape))
+    whole = {kind for kind, quick, all_parts in fits if all_parts and not quick}
+    assert found.kind in whole
+    assert len(whole) < len(ALL)
+    of_all = [cross_fitted(kind, given) for kind in ALL]
+    errors = {one.kind: law_error(one.predicted, y, given.weights) for one in of_all}
+    assert errors[found.kind] == min(errors.values())
+
+    fits.clear()
+    x = np.random.default_rng(0).normal(size=(3000, 4))
+    line = x.sum(axis=1, keepdims=True)
+    given = training(x, line + 0.1 * np.random.default_rng(1).normal(size=(3000, 1)))
+    assert better_trees(given, ALL, 1.0, lambda rows: line) is None
+    raced = [all_parts for _, quick, all_parts in fits if not quick]
+    assert raced == [False] * len(raced) != []
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -370,17 +370,31 @@ class _Parts:
         each = ((fit, self._held(k)) for k, fit in enumerate(self._fits))
         return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
 
-    def held_out(self) -> tuple[Array, CrossFit]:
-        """Which rows the parts so far hold out, shape (n,), and their fits; NaN at other rows."""
-        rows, steps = self._rows, int(self._curve.argmin()) + 1
-        means = [fit.mean((rows.x.shape[1], rows.y.shape[1]), steps) for fit in self._fits]
-        seen, predicted = np.zeros(len(rows.x), dtype=bool), np.full(rows.y.shape, np.nan)
-        for k, mean in enumerate(means):
-            out = self._held(k)
-            predicted[out] = mean(rows.x[out])
-            seen |= out
-        each = tuple(means[part] for part in self._parts if part < len(means))
-        return seen, CrossFit(self.kind, each, predicted, steps)
+    def _means(self) -> list[TreeMean]:
+        widths = self._rows.x.shape[1], self._rows.y.shape[1]
+        return [fit.mean(widths, self._best) for fit in self._fits]
+
+    @property
+    def _best(self) -> int:
+        return int(self._curve.argmin()) + 1
+
+    def held_out(self, means: Sequence[TreeMean] | None = None) -> tuple[Array, Array]:
+        """Which rows the fitted parts hold out, shape (n,), and what is predicted there.
+
+        Predictions have shape (n, q), and are 0 at other rows.
+        """
+        x, parts = self._rows.x, self._parts[self._rows.folds]
+        predicted = np.zeros(self._rows.y.shape)
+        for k, mean in enumerate(self._means() if means is None else means):
+            predicted[parts == k] = mean(x[parts == k])
+        return parts < len(self._fits), predicted
+
+    def whole(self, threads: int) -> CrossFit:
+        """The cross-fit of all parts."""
+        self.fit(self.count, threads)
+        means = self._means()
+        _, predicted = self.held_out(means)
+        return CrossFit(self.kind, tuple(means[k] for k in self._parts), predicted, self._best)
 
 
 def _at_once(work: Callable[[int], Any], parts: Sequence[int], threads: int) -> list[Any]:
@@ -396,14 +410,7 @@ def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> Cross
     kind, rows, quick
         As of :class:`_Parts`.
     """
-    parts = _Parts(kind, rows, quick=quick)
-    return _whole(parts, rows.threads)
-
-
-def _whole(parts: _Parts, threads: int) -> CrossFit:
-    """A cross-fit of all parts."""
-    parts.fit(parts.count, threads)
-    return parts.held_out()[1]
+    return _Parts(kind, rows, quick=quick).whole(rows.threads)
 
 
 def fitted_to_all(found: CrossFit, rows: TrainingRows) -> TreeMean:
@@ -462,7 +469,7 @@ def better_trees(
     racing = {kind: _Parts(kind, many) for kind in near}
     first = recalled(memory, ("race", *near), lambda: _raced([*racing.values()], other, many))
     whole = [
-        recalled(memory, (kind, len(many.x), False), partial(_whole, racing[kind], many.threads))
+        recalled(memory, (kind, len(many.x), False), partial(racing[kind].whole, many.threads))
         for kind in first
     ]
     for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
@@ -480,9 +487,10 @@ def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> tuple[
     count = racing[0].least(_RACED)
     inner = max(1, rows.threads // len(racing))
     _at_once(lambda k: racing[k].fit(count, inner), range(len(racing)), rows.threads)
-    seen, _ = racing[0].held_out()
+    held = [parts.held_out() for parts in racing]
+    seen, _ = held[0]
     y, share = rows.y[seen], rows.weights[seen] / rows.weights[seen].sum()
-    errors = [law_errors(each.held_out()[1].predicted[seen], y, share) for each in racing]
+    errors = [law_errors(predicted[seen], y, share) for _, predicted in held]
     best = min(errors, key=lambda one: float(share @ one))
     before = law_errors(other[seen], y, share)
     return tuple(
