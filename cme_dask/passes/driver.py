@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from dask.delayed import Delayed, delayed
+from dask.delayed import Delayed, delayed, unpack_collections
 from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client
@@ -233,7 +233,8 @@ class Executor:
         """
         with one_blas_thread(), contextlib.ExitStack() as stack:
             token = uuid4().hex
-            graph = functools.partial(task_graph, leaf, payloads, merge, shared, name, token)
+            rest = payloads, merge, shared, name, token
+            graph = functools.partial(task_graph, leaf, *rest)
             # Tasks of a cluster may share this process, too.
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
@@ -242,7 +243,7 @@ class Executor:
                     panel.run(token)
                 job = ClusterRun(self.client, graph, len(payloads), functions, token, on_done)
                 return job.result()
-            tasks = graph()
+            tasks, kind = graph(), self.kind
             numbers = {task.key: i for i, task in enumerate(tasks[: len(payloads)])}
 
             def ended(key: Any, *info: Any) -> None:
@@ -258,10 +259,17 @@ class Executor:
                 elif self.kind == "processes":
                     processes = self.processes or WorkerProcesses()
                     pool = stack.enter_context(processes.started(self.workers))
-                    # Dask's 6 tasks at a time leave processes idle and run on after Ctrl-C.
-                    options = {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+                    if _has_delayed(payloads):
+                        # Dask's 6 tasks at a time leave processes idle and run on after Ctrl-C.
+                        options = {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+                    else:
+                        # Leaves go to the processes from threads, which merge what they give: Dask
+                        # would send the parts of each merge to a process, and their sum back.
+                        tasks = task_graph(_sent(pool, leaf, name), *rest)
+                        threads = stack.enter_context(ThreadPoolExecutor(self.workers))
+                        kind, options = "threads", {"pool": threads, "num_workers": self.workers}
                 with Callback(posttask=ended):
-                    return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
+                    return dask.compute(tasks[-1], scheduler=kind, **options)[0]
             except BrokenProcessPool as error:
                 raise ResourceError(
                     "a worker process died: "
@@ -556,6 +564,22 @@ def task_graph(
             parts = (made[p] if p in made else there[p] for p in merges[node - leaves])
             made[node] = add(common, *parts, dask_key_name=key)
     return list(made.values())
+
+
+def _has_delayed(payloads: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether Dask has something to compute before a leaf runs."""
+    return any(unpack_collections(payload)[1] for payload in payloads)
+
+
+def _sent(pool: ProcessPoolExecutor, leaf: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The leaf, computed by a process while the thread that asks for it waits."""
+
+    def compute(shared: Any, *payload: Any) -> Any:
+        (task,) = task_graph(leaf, [payload], leaf, shared, name, uuid4().hex)
+        options = {"pool": pool, "num_workers": 1, "chunksize": 1}
+        return dask.compute(task, scheduler="processes", **options)[0]
+
+    return compute
 
 
 class WorkerProcesses:
