@@ -6,26 +6,28 @@ process and those that it started, in which pages that they share count once; on
 high-water mark of the worker that took most.
 """
 
+import contextlib
 import os
+import resource
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import zarr
 
-from benchmarks.cluster import WORKERS, Cluster, running_cluster
+from benchmarks.cluster import running_cluster, worker_processes
 from benchmarks.fits import Describe
 from benchmarks.measure import Bench, Ratio, Size, Term
 from cme_dask import JointDistribution, kernels
 from cme_dask.cli.run_report import bytes_of, peak_of, process_tree
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
+from cme_dask.errors import ResourceError
 from cme_dask.passes.cluster import connected
 
 Array = Any
@@ -90,9 +92,15 @@ SHAPES = {
     "rank 2,000": Shape(10**5, (3, 3), rank=2000, folds=2, scale=0.5),
     "chunks of 500 rows": Shape(10**5, (6, 2), chunk=500, scheduler="processes", workers=4),
     "chunks of 2,000,000 rows": Shape(4 * 10**6, (6, 2), chunk=2 * 10**6, scheduler="cluster"),
-    "10^8 rows": Shape(10**8, (3, 1), chunk=1 << 18, repeated=True),
+    "many rows": Shape(10**8, (3, 1), chunk=1 << 18, repeated=True),
 }
 """The shapes by name: defaults, unless a rank, folds or kernels are given."""
+
+LIMITED = ("trees: 20,000 rows of 10 columns", "1 column, rank 20", "2,000 functions")
+"""Shapes that are fitted below and above their limits as well: threads alone."""
+
+_BELOW, _ABOVE = 0.9, 1.1  # of the smaller, and of the larger one of the two peaks
+_STACK = 1 << 20  # of threads: their stacks count against the limit as a whole
 
 
 def shape_batches(shape: Shape, rows: int) -> Iterator[tuple[Array, Array]]:
@@ -110,10 +118,8 @@ def write_shape(shape: Shape, path: Path) -> None:
     if shape.repeated:
         _write_repeated(shape, path)
         return
-    columns = tuple(map(Columns.default, "xy", shape.columns))
-    with writing_sample(
-        path, columns, chunk_rows=shape.chunk, expected_rows=shape.rows
-    ) as writer:
+    columns = Columns.default("x", shape.columns[0]), Columns.default("y", shape.columns[1])
+    with writing_sample(path, columns, chunk_rows=shape.chunk, expected_rows=shape.rows) as writer:
         for x, y in shape_batches(shape, shape.rows):
             writer.append(x, y)
 
@@ -136,6 +142,17 @@ def _write_repeated(shape: Shape, path: Path) -> None:
             os.link(folder / str(number % distinct) / "0", folder / str(number) / "0")
 
 
+def shape_rows(shape: Shape, path: str | None) -> Sequence[Any]:
+    """The rows of a shape: in memory, as arrays, or where their store is."""
+    if path is None:
+        parts = zip(*shape_batches(shape, shape.rows), strict=True)
+        return [np.concatenate(part) for part in parts]
+    if shape.repeated:
+        group = zarr.open_group(path, mode="r")
+        return [group["x"], group["y"]]
+    return [path]
+
+
 @dataclass(frozen=True)
 class ShapeFit:
     """The fit of a shape, with its predicted and its measured peak.
@@ -143,7 +160,7 @@ class ShapeFit:
     Parameters
     ----------
     shape
-        The name of the shape.
+        The fit.
     path
         Its store, or its arrays; None for rows in memory.
     address, workers
@@ -157,15 +174,7 @@ class ShapeFit:
 
     def prepare(self) -> Callable[[], Describe]:
         """The rows, or where they are."""
-        if self.path is None:
-            parts = zip(*shape_batches(self.shape, self.shape.rows), strict=True)
-            rows: Sequence[Any] = [np.concatenate(part) for part in parts]
-        elif self.shape.repeated:
-            group = zarr.open_group(self.path, mode="r")
-            rows = [group["x"], group["y"]]
-        else:
-            rows = [self.path]
-        return partial(self._run, rows)
+        return partial(self._run, shape_rows(self.shape, self.path))
 
     def _run(self, rows: Sequence[Any]) -> Describe:
         warnings.simplefilter("ignore")
@@ -247,9 +256,7 @@ class PhaseMarks:
 
     def end(self) -> None:
         """Take the mark of the step that ends, and let it start anew."""
-        with Path("/proc/self/status").open() as lines:
-            (line,) = (line for line in lines if line.startswith("VmHWM:"))
-        mark = 1024 * int(line.split()[1])
+        mark = _status("VmHWM")
         self.peaks[self._step] = max(self.peaks.get(self._step, 0), mark)
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -275,7 +282,101 @@ class TreePeak:
             self.peak = max(self.peak, sum(map(bytes_of, process_tree())))
 
 
-def worker_processes(nannies: Sequence[int]) -> list[psutil.Process]:
-    """The worker processes: of what a nanny has started each is the largest."""
-    children = (psutil.Process(number).children() for number in nannies)
-    return [max(started, key=lambda child: child.memory_info().rss) for started in children]
+@dataclass(frozen=True)
+class LimitedFit:
+    """The fit of a shape in a process that gets no more memory than a limit.
+
+    Parameters
+    ----------
+    shape, path
+        As for :class:`ShapeFit`.
+    limit
+        Bytes of the resident set; what the process has reserved before without using it is added.
+    announced
+        Whether the fit is told, as its ``memory_limit``.
+    """
+
+    shape: Shape
+    path: str | None
+    limit: int
+    announced: bool
+
+    def prepare(self) -> Callable[[], Describe]:
+        """The rows, or where they are."""
+        threading.stack_size(_STACK)
+        return partial(self._run, shape_rows(self.shape, self.path))
+
+    def _run(self, rows: Sequence[Any]) -> Describe:
+        warnings.simplefilter("ignore")
+        limit = self.limit + _status("VmData") - _status("VmRSS")
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+        outcome, said = "fitted", ""
+        try:
+            announced = self.limit if self.announced else None
+            fit_shape(self.shape, rows, "threads", self.shape.workers, memory_limit=announced)
+        except ResourceError as error:
+            outcome, said = "refused", str(error)
+        except Exception as error:  # noqa: BLE001 - memory ends anywhere
+            outcome, said = "failed", repr(error)
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return lambda: {"outcome": outcome, "said": said, "limit": self.limit}
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kibibytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(kibibytes)
+
+
+def memory_case(bench: Bench, size: Size) -> None:
+    """Predicted and measured peaks of all shapes, and what limits around them do to some of them.
+
+    Shapes of more rows than the case has are cut to these. A limit below both peaks is to be
+    refused, and the fit is to fail where it is only enforced; with one above both it is to be
+    accepted and to end.
+    """
+    for name, shape in SHAPES.items():
+        shape = replace(shape, rows=min(shape.rows, size.rows))
+        if shape.chunk:
+            shape = replace(shape, chunk=min(shape.chunk, -(-shape.rows // 2)))
+        path = None
+        if shape.chunk != 0:
+            path = str(bench.folder / f"{name}.zarr")
+            write_shape(shape, Path(path))
+        key = f"memory/{name}"
+        with contextlib.ExitStack() as stack:
+            job = ShapeFit(shape, path)
+            if shape.scheduler == "cluster":
+                cluster = stack.enter_context(
+                    running_cluster(
+                        bench.folder / "memory", shape.workers, memory_limit=shape.memory_limit
+                    )
+                )
+                job = ShapeFit(shape, path, cluster.address, cluster.workers)
+            bench.measure({key: job}, 1)
+        over, under = [Term(key, "measured")], [Term(key, "predicted")]
+        bench.ratios.append(
+            Ratio(key, "measured / predicted", over, under, 1.0 - _CLOSE, 1.0 + _CLOSE)
+        )
+        if name in LIMITED:
+            _limited(bench, key, shape, path)
+
+
+def _limited(bench: Bench, key: str, shape: Shape, path: str | None) -> None:
+    """The same fit with less memory than it needs, with and without its knowing, and with more."""
+    (run,) = bench.measurements[key].runs
+    peaks = run["predicted"], run["measured"]
+    below, above = int(_BELOW * min(peaks)), int(_ABOVE * max(peaks))
+    for word, limit, announced, due in (
+        ("below, announced", below, True, "refused"),
+        ("below", below, False, "failed"),
+        ("above, announced", above, True, "fitted"),
+    ):
+        at = f"{key}, limit {word}"
+        bench.measure({at: LimitedFit(shape, path, limit, announced)}, 1, peers=(at,))
+        measurement = bench.measurements[at]
+        if not measurement.runs:  # its process was ended
+            measurement.runs = [{"seconds": 0.0, "outcome": "failed", "said": measurement.missing}]
+        measurement.runs[0] |= {"due": due, "right": float(measurement.runs[0]["outcome"] == due)}
+        name = f"limit {word}: {due}"
+        bench.ratios.append(Ratio(key, name, [Term(at, "right")], [Term()], at_least=1.0))

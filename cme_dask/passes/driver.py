@@ -63,6 +63,7 @@ _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its ce
 _PROCESS = 215 << 20  # interpreter and libraries
 _FIRST_TASK = 16 << 20  # what the first task of a cluster's worker loads
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
+_SENT = 4  # copies of a partial result on its way: two packed ones at either end
 _DECODED = 10  # chunks that Zarr decodes at once
 
 _NAMES = {  # Dask's own aliases, too
@@ -151,8 +152,8 @@ class Executor:
         lengths = [run.stop - run.start for run in runs]
         longest = runs[lengths.index(max(lengths))]
         task, on_device = task_bytes(cost, extent, longest, on_device=self.device is not None)
-        if self.kind == "processes":  # of which each runs one task
-            task += cost.process
+        if self.kind == "processes":  # of which each runs one task, and then sends what it gives
+            task = max(task, _SENT * cost.partial) + cost.process
         # Finished partial results that wait for their neighbour in the tree, in each process.
         waiting = math.ceil(math.log2(len(runs))) * cost.partial + cost.retained + cost.process
         base = _PROCESS + extent.in_memory + cost.held
@@ -169,6 +170,7 @@ class Executor:
         else:
             processes = self.workers if self.kind == "processes" else 0
             running = processes * _CHILD + self.workers * task + waiting
+            running += cost.partial if processes else 0  # a sum that is being made
             plans.append(MemoryPlan(base + running, self.memory, place))
         if self.device_limit is not None:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
