@@ -1,6 +1,6 @@
 """Predicted and measured peak memory of fits of twelve shapes, and refusals at their limits.
 
-Each fit runs in a process of its own. What is measured is what the prediction is about: the system's
+Each fit runs in a process of its own. What is measured is what the prediction is about: the
 high-water mark of the resident set where threads compute; with processes the largest sum over this
 process and those that it started, in which pages that they share count once; on a cluster the
 high-water mark of the worker that took most.
