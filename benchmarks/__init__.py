@@ -18,5 +18,6 @@ CASE_NAMES = (
     "large",
     "multiclass",
     "sizing",
+    "memory",
 )
 """In the order in which they run."""

@@ -21,6 +21,7 @@ from benchmarks.measure import (
     Together,
     measure,
 )
+from benchmarks.memory import memory_case
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
@@ -376,6 +377,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             large_case,
             multiclass_case,
             sizing_case,
+            memory_case,
         ),
         strict=True,
     )
@@ -399,6 +401,7 @@ QUICK = {
     "large": Size(10**6, ranks=(50,)),
     "multiclass": Size(2 * 10**5),
     "sizing": Size(2 * 10**6, ranks=(100,)),
+    "memory": Size(10**6),
 }
 """Sizes that take a few minutes."""
 
@@ -420,5 +423,6 @@ FULL = {
     "large": Size(10**8, ranks=(50,)),
     "multiclass": Size(10**7),
     "sizing": Size(10**7, ranks=(100,)),
+    "memory": Size(10**8),
 }
 """Sizes of the published figures."""

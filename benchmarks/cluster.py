@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,12 @@ class Cluster:
 
     address: str
     workers: tuple[int, ...]
+
+
+def worker_processes(nannies: Sequence[int]) -> list[psutil.Process]:
+    """The worker processes: of what a nanny has started each is the largest."""
+    children = (psutil.Process(number).children() for number in nannies)
+    return [max(started, key=lambda child: child.memory_info().rss) for started in children]
 
 
 @contextlib.contextmanager
@@ -236,16 +242,11 @@ class WatchedFit:
 
     def _run(self, run: Callable[[], Describe]) -> Describe:
         describe = run()
-        peaks = [peak_of(worker, shared=True) for worker in self._workers()]
+        peaks = [peak_of(worker, shared=True) for worker in worker_processes(self.workers)]
         with connected(self.fit.scheduler) as client:
             short = want_of_memory(client)
         result = {"worker_bytes": peaks, "worker_peak": max(peaks), **asdict(short)}
         return lambda: {**describe(), **result}
-
-    def _workers(self) -> list[psutil.Process]:
-        """The worker processes: of what a nanny has started each is the largest."""
-        children = (psutil.Process(number).children() for number in self.workers)
-        return [max(started, key=lambda child: child.memory_info().rss) for started in children]
 
 
 def large_case(bench: Bench, size: Size) -> None:

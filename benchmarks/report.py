@@ -32,6 +32,7 @@ _TITLES = {
     "large": "Rows many times larger than the workers' memory",
     "multiclass": "Twenty classes with a learned kernel, beside gradient boosting in memory",
     "sizing": "Passes on real workers, on workers that wait, and simulated",
+    "memory": "Peak memory of fits, predicted and measured, and limits around it",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
     "sparse": "Sparse embeddings beside Clarabel on the same problem",
 }
@@ -185,7 +186,40 @@ def _coverage(title: str, measurements: list[tuple[str, Result]]) -> Any:
     return grid(title, head, rows, caption, text_columns=2)
 
 
-_TABLES = {"programs": _programs, "coverage": _coverage}
+def _memory(title: str, measurements: list[tuple[str, Result]]) -> Any:
+    rows = []
+    for key, measurement in measurements:
+        (run,), job = measurement["runs"], measurement["job"]
+        name, shape = key.partition("/")[2], job["shape"]
+        if job["job"] == "LimitedFit":
+            asked = format_bytes(job["limit"])
+            rows.append((name, "", *[""] * 3, asked, run["outcome"], "", "", run["due"]))
+            continue
+        peak = max(run["steps"], key=run["steps"].get)
+        where = shape["scheduler"]
+        rows.append(
+            (
+                name,
+                f"{shape['rows']:,}",
+                " + ".join(map(str, shape["columns"])),
+                " + ".join(map(str, run["ranks"])),
+                where if where == "threads" else f"{shape['workers']} {where}",
+                format_bytes(run["predicted"]),
+                format_bytes(run["measured"]),
+                f"{run['measured'] / run['predicted']:.2f}",
+                f"{run['place']}, {run['phase']}",
+                peak,
+            )
+        )
+    head = ("shape", "rows", "columns", "rank", "where", "predicted", "measured", "ratio")
+    caption = (
+        "Step: in which the client's own peak was. Of limits: bytes, what became of the fit, and "
+        "what is due."
+    )
+    return grid(title, (*head, "predicted for", "step"), rows, caption)
+
+
+_TABLES = {"programs": _programs, "coverage": _coverage, "memory": _memory}
 
 
 def _error(run: Result) -> str:

@@ -401,6 +401,8 @@ class FitContext:
         another fit.
     imputed
         Whether missing values of x are filled in.
+    held
+        Bytes that the client holds of an earlier part of the fit: its sums over the rows.
     """
 
     sample: Sample
@@ -428,6 +430,7 @@ class FitContext:
     values: tuple[ColumnValues, ...] | None = None
     run_pass: RunPass = run_pass
     imputed: bool = False
+    held: int = 0
 
     def predict(
         self,
@@ -480,7 +483,8 @@ class FitContext:
         # Signs and sketch of the rows of a choice by trace, and of half as many before.
         sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
         width = sum(source.shape[1] for source in self.sample.reads) + _ROW_SAMPLE_WORDS
-        return Cost(alone={"the choice of pivots": columns + sketches}, held=n * width * _WORD)
+        held = n * width * _WORD + self.held
+        return Cost(alone={"the choice of pivots": columns + sketches}, held=held)
 
     def after_moments(self, features: tuple[FeatureBlock, ...]) -> Cost:
         """What the client holds in a pass that follows: the row sample, and moments by fold."""
@@ -493,7 +497,8 @@ class FitContext:
         for i, basis in enumerate(bases):
             columns, events = self.sample.columns[i].names, self.events if i == 1 else None
             block = FeatureBlock(basis, columns, dict(self.functions[i]), events=events)
-            shift = self.rows.importance @ np.hstack([*block.values(self.rows.parts[i])])
+            each = block.values(self.rows.parts[i])  # of thousands of functions, one at a time
+            shift = np.concatenate([self.rows.importance @ values for values in each])
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
 

@@ -31,7 +31,7 @@ from cme_dask.estimators.tuned import (
     search_kernels,
 )
 from cme_dask.kernels import Transform
-from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, release_memory
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
@@ -98,6 +98,16 @@ class FitResult(NamedTuple):
     def described(self, **info: Any) -> Self:
         """With what else the model says of its fit."""
         return self._replace(model=replace(self.model, about=self.model.about | info))
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the sums over rows that it holds: moments by fold, refits, and cells."""
+        moments = [member.moments for member in self.members] or [self.measured.moments]
+        moments += [sums for _, sums in self.for_location]
+        refits = (refit for member in self.members for refit in member.refits.values())
+        cells = (sums.sums for sums in self.measured.cells)
+        arrays = (*(sums.gram for sums in moments), *refits, *cells)
+        return sum(array.nbytes for array in arrays)
 
     def with_memory(self, plan: MemoryPlan) -> Self:
         """With a plan of memory that may be tighter than that of the pass."""
@@ -187,6 +197,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                     "that, or leave the support out"
                 )
             context = replace(context, values=column_values(self.support, context))
+        release_memory()
         return context
 
     def _possible(self, context: FitContext, name: str) -> str | bool:

@@ -28,13 +28,16 @@ from cme_dask.learning.trees import (
     TrainingRows,
     better_trees,
     fitted_to_all,
+    trees_bytes,
 )
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.scoring import Mapped
 from cme_dask.numerics.trees import TreeMean
+from cme_dask.passes.run import extent_of
 
 Array = Any
 
@@ -67,15 +70,34 @@ def search_location(
     memory = context.executor.trials((KernelPoint,))
     mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms, memory)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
+    if _tries_trees(context, kinds):
+        needed = _check_memory(context)
+        search = replace(context.search, memory=context.search.memory.or_tighter(needed))
+        context = replace(context, search=search)
     trees = _trees(context, kinds)
     return context if trees is None else replace(context, given=trees, mean=None, scores=None)
 
 
+def _tries_trees(context: FitContext, kinds: Sequence[str]) -> bool:
+    return context.mean is not None and bool(kinds) and len(context.rows) >= _LEAST_ROWS
+
+
+def _check_memory(context: FitContext) -> MemoryPlan:
+    """What trees need, together with the ridge regression; ResourceError if there is less."""
+    rows, columns = context.rows, context.sample.columns
+    widths = len(columns[0].names), len(columns[1].names)
+    return context.executor.check_alone(
+        "the trial of trees",
+        trees_bytes(len(rows), widths, context.executor.cores),
+        extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held,
+        "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
+    )
+
+
 def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
     """The trees, if they predict better than the ridge regression."""
-    sample, ridge = context.sample, context.mean
-    rows = context.rows
-    if ridge is None or not kinds or len(rows) < _LEAST_ROWS:
+    sample, ridge, rows = context.sample, context.mean, context.rows
+    if ridge is None or not _tries_trees(context, kinds):
         return None
     begin = time.perf_counter()
     x, y = rows.parts

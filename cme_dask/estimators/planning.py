@@ -94,6 +94,11 @@ class PassWorkload:
         """Operations and memory over other rows."""
         return sum((one.cost(extent) for one in self.reductions), self.around)
 
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the sums over all rows."""
+        return sum(one.cost(self.extent).partial for one in self.reductions)
+
 
 def workload_of(
     sample: Sample, reductions: Sequence[Reduction[Any, Any]], around: Cost, executor: Executor
@@ -251,6 +256,11 @@ class FitPlan:
         unit = min(self.finalists, RESIDUAL_FINALISTS) * (again + self.solution_seconds)
         least, most = (unit * square / sum(squares) for square in (min(squares), max(squares)))
         return (0.0 if self.residual == "auto" else least), self.search_seconds + most
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the moments by fold, which the client holds while it makes a second pass."""
+        return 0 if self.workload is None else self.workload.sums_bytes
 
     @property
     def seconds(self) -> float:

@@ -133,7 +133,7 @@ def located_plan(
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
-    second = planned(screening.second)
+    second = planned(replace(screening.second, held=plan.sums_bytes))
     return replace(
         plan,
         residual=True,
@@ -167,12 +167,13 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
+    context = replace(context, held=result.sums_bytes)
     if screening is None or screening.second is None:
         second = _second_context(fit, context, location.residuals)
     else:
         _report(context, SECOND + PIVOTS)
         again = _of_residuals(context, location.residuals)
-        second = replace(screening.second, sample=again.sample, rows=again.rows)
+        second = replace(screening.second, sample=again.sample, rows=again.rows, held=context.held)
     of_residuals = _plain_fit(fit, second)
     _report(context, DECISION)
     located, gain, values = _decided(context, result, second, of_residuals, location.residuals)

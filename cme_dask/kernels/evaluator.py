@@ -302,6 +302,17 @@ def reuse_memory() -> None:
             mallopt(_M_TRIM_THRESHOLD, 2 * _REUSED_BYTES)
 
 
+def release_memory() -> None:
+    """Give back to the system what earlier steps of this process no longer hold.
+
+    glibc keeps the small arrays of a step, and what its threads held, for the next ones: hundreds
+    of megabytes after a search and trials of trees, beside what a pass needs.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -34,6 +34,7 @@ _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there 
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
+_NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
 
@@ -135,6 +136,31 @@ def _stacked(each: Sequence[TreeMean], covariate: bool) -> TreeMean:
     constant = np.concatenate([mean.constant for mean in each])
     one = each[0]
     return TreeMean.of(one.name, one.width, constant, trees, single=one.single, covariate=covariate)
+
+
+def trees_bytes(rows: int, columns: tuple[int, int], threads: int) -> int:
+    """Peak of the comparison of trees, and of fitting the best ones to all rows.
+
+    Parameters
+    ----------
+    rows
+        Of the row sample.
+    columns
+        Numbers d and q of the columns of x and of y.
+    threads
+        Fits that run at the same time.
+    """
+    d, q = columns
+    # Of each fit at the same time: its rows, as float32 once more, binned, sorted and predicted.
+    working = min(threads, PARTS) * rows * (2 * d + 6 * q) * _WORD
+    # Nodes of all trees of a fit: a forest's leaves hold one and a half times the least rows.
+    leaf = max(1, rows // _LEAVES)
+    forest = _FOREST * 2 * int(rows / (1.5 * leaf))
+    boosted = q * _STEPS * 2 * _Boosting.leaves
+    nodes = PARTS * (forest + 2 * boosted)
+    # Of a kind scikit-learn's trees stand beside the arrays, which all kinds retain.
+    arrays = nodes * (4 + q) * _WORD
+    return working + arrays + PARTS * max(forest, boosted) * (_NODE + q * _WORD)
 
 
 # Cross-fits, and their choice

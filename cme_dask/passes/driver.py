@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 from dask.base import get_scheduler
 from dask.callbacks import Callback
-from dask.delayed import Delayed, delayed
+from dask.delayed import Delayed, delayed, unpack_collections
 from dask.system import CPU_COUNT
 from dask.utils import format_bytes, parse_bytes
 from distributed import Client
@@ -63,6 +63,7 @@ _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its ce
 _PROCESS = 215 << 20  # interpreter and libraries
 _FIRST_TASK = 16 << 20  # what the first task of a cluster's worker loads
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
+_SENT = 4  # copies of a partial result on its way: two packed ones at either end
 _DECODED = 10  # chunks that Zarr decodes at once
 
 _NAMES = {  # Dask's own aliases, too
@@ -161,8 +162,8 @@ class Executor:
         lengths = [run.stop - run.start for run in runs]
         longest = runs[lengths.index(max(lengths))]
         task, on_device = task_bytes(cost, extent, longest, on_device=self.device is not None)
-        if self.kind == "processes":  # of which each runs one task
-            task += cost.process
+        if self.kind == "processes":  # of which each runs one task, and then sends what it gives
+            task = max(task, _SENT * cost.partial) + cost.process
         # Finished partial results that wait for their neighbour in the tree, in each process.
         waiting = math.ceil(math.log2(len(runs))) * cost.partial + cost.retained + cost.process
         base = _PROCESS + extent.in_memory + cost.held
@@ -179,6 +180,7 @@ class Executor:
         else:
             processes = self.workers if self.kind == "processes" else 0
             running = processes * _CHILD + self.workers * task + waiting
+            running += cost.partial if processes else 0  # a sum that is being made
             plans.append(MemoryPlan(base + running, self.memory, place))
         if self.device_limit is not None:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
@@ -243,7 +245,8 @@ class Executor:
         """
         with one_blas_thread(), contextlib.ExitStack() as stack:
             token = uuid4().hex
-            graph = functools.partial(task_graph, leaf, payloads, merge, shared, name, token)
+            rest = payloads, merge, shared, name, token
+            graph = functools.partial(task_graph, leaf, *rest)
             # Tasks of a cluster may share this process, too.
             if self.client is not None:
                 check_workers_have(self.client, (leaf, merge, shared))
@@ -252,7 +255,7 @@ class Executor:
                     panel.run(token)
                 job = ClusterRun(self.client, graph, len(payloads), functions, token, on_done)
                 return job.result()
-            tasks = graph()
+            tasks, kind = graph(), self.kind
             numbers = {task.key: i for i, task in enumerate(tasks[: len(payloads)])}
 
             def ended(key: Any, *info: Any) -> None:
@@ -268,10 +271,17 @@ class Executor:
                 elif self.kind == "processes":
                     processes = self.processes or WorkerProcesses()
                     pool = stack.enter_context(processes.started(self.workers))
-                    # Dask's 6 tasks at a time leave processes idle and run on after Ctrl-C.
-                    options = {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+                    if _has_delayed(payloads):
+                        # Dask's 6 tasks at a time leave processes idle and run on after Ctrl-C.
+                        options = {"pool": pool, "num_workers": self.workers, "chunksize": 1}
+                    else:
+                        # Leaves go to the processes from threads, which merge what they give: Dask
+                        # would send the parts of each merge to a process, and their sum back.
+                        tasks = task_graph(_sent(pool, leaf, name), *rest)
+                        threads = stack.enter_context(ThreadPoolExecutor(self.workers))
+                        kind, options = "threads", {"pool": threads, "num_workers": self.workers}
                 with Callback(posttask=ended):
-                    return dask.compute(tasks[-1], scheduler=self.kind, **options)[0]
+                    return dask.compute(tasks[-1], scheduler=kind, **options)[0]
             except BrokenProcessPool as error:
                 raise ResourceError(
                     "a worker process died: "
@@ -566,6 +576,22 @@ def task_graph(
             parts = (made[p] if p in made else there[p] for p in merges[node - leaves])
             made[node] = add(common, *parts, dask_key_name=key)
     return list(made.values())
+
+
+def _has_delayed(payloads: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether Dask has something to compute before a leaf runs."""
+    return any(unpack_collections(payload)[1] for payload in payloads)
+
+
+def _sent(pool: ProcessPoolExecutor, leaf: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The leaf, computed by a process while the thread that asks for it waits."""
+
+    def compute(shared: Any, *payload: Any) -> Any:
+        (task,) = task_graph(leaf, [payload], leaf, shared, name, uuid4().hex)
+        options = {"pool": pool, "num_workers": 1, "chunksize": 1}
+        return dask.compute(task, scheduler="processes", **options)[0]
+
+    return compute
 
 
 class WorkerProcesses:
