@@ -42,7 +42,7 @@ _POLL = 0.005
 _WAIT = 0.2  # seconds before a strike, at most: less than a pass takes
 _AGAIN = 5  # kills over one task, more than `allowed-failures` + 1
 _LIFE = 100  # runs of a cluster
-_MOST = 5  # workers, where they join and leave
+_MOST, _MOVES = 5, 8  # workers, where they join and leave, and how often in one run
 
 STRIKES = {"one": 0.52, "all": 0.17, "again": 0.06, "slow": 0.1, "cut off": 0.03, "replace": 0.12}
 """What may happen to workers, and how often: one is killed, or all, or whoever runs a certain task;
@@ -196,8 +196,8 @@ class Tide(threading.Thread):
 
     def run(self):
         """One at a time."""
-        while self._fit.is_alive():
-            time.sleep(self._rng.uniform(0.2, 0.8))
+        while self._fit.is_alive() and self.moves < _MOVES:
+            time.sleep(self._rng.uniform(0.1, 0.6))
             joins = self._rng.random() < 0.5
             if joins and len(self._cluster.workers()) < _MOST:
                 self._cluster.join()
