@@ -16,6 +16,7 @@ from distributed import Client
 
 from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data import model_file
+from cme_dask.estimators import locating
 from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes.progress import FitProgress
@@ -83,6 +84,7 @@ def watch(folder):
         (KernelSearch, "_losses"),
         (regression._Descent, "_error"),
         (trees, "cross_fitted"),
+        (locating, "fitted_to_all"),
     ):
         after(owner, name, lambda *_: here.trial())
     for owner, name in ((CheckpointOptions, "save"), (model_file, "write_model")):
