@@ -145,9 +145,8 @@ class Fit(threading.Thread):
 
     def __init__(self, case, folder, **where):
         super().__init__(daemon=True)
-        self._case, self._folder, self._where = case, folder, where
-        if case != "compare":  # which reports lines
-            self._where["progress"] = self._progress
+        self._case, self._folder = case, folder
+        self._where = {**where, "progress": self._progress}
         self.phases = {"begin": time.monotonic()}
         self.found, self.error = None, ""
 

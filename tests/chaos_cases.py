@@ -20,7 +20,6 @@ from cme_dask import (
     SparseEmbedding,
     TransferOperator,
     Tuning,
-    compare,
     drift_report,
     independence_test,
     open_sample,
@@ -167,26 +166,10 @@ def _two_sample(folder, where):
     return two_sample_test(*each, max_rank=30, **where)
 
 
-def _compare(folder, where):
-    """Its passes run where Dask is set to, and so do ours."""
-    checkpoint, client = where.get("checkpoint"), where["scheduler"]
-    current = client.as_current() if hasattr(client, "as_current") else contextlib.nullcontext()
-    with current:
-        return compare(
-            f"{folder}/numbers.zarr",
-            methods=["normal"],
-            splits=2,
-            rows=500,
-            threads=1,
-            checkpoint=checkpoint,
-        )
-
-
 _REPORTS = {
     "drift": _drift,
     "independence": _independence,
     "two samples": _two_sample,
-    "compare": _compare,
 }
 CASES = (*ESTIMATORS, *_REPORTS)
 

@@ -100,9 +100,7 @@ def watch(folder):
 
 def main(case, stores, scheduler, checkpoint, out):
     """Run the case, with a client of its own on a cluster."""
-    where = {"checkpoint": checkpoint}
-    if case != "compare":
-        where["progress"] = lambda event: None  # so that its steps are known
+    where = {"checkpoint": checkpoint, "progress": lambda event: None}  # its steps are known then
     if "://" in scheduler:
         with Client(scheduler, set_as_default=False) as client:
             result = fit(case, Path(stores), scheduler=client, **where)
