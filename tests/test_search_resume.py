@@ -131,6 +131,22 @@ def test_trials_of_another_search_and_damaged_ones_are_refused(rows, tmp_path):
         checkpoint.SavedTrials(tmp_path, 1, ())
 
 
+def test_a_location_of_moments_that_were_saved_is_that_of_the_first_start(rows, tmp_path):
+    """Types of numbers that Zarr made gave it another fingerprint: its pass was refused."""
+    columns = Columns(("a", "b")), Columns(("y",))
+    with writing_sample(tmp_path / "s.zarr", columns, chunk_rows=1_000) as writer:
+        writer.append(*rows)
+    given = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-4, "max_rank": 15}
+    where = {"scheduler": "synchronous", "checkpoint": tmp_path / "run"}
+    found = []
+    for _ in range(2):
+        law = JointDistribution(**given, residual=True, support_size=40, n_folds=3)
+        found.append(bits(law.fit(tmp_path / "s.zarr", **where)))
+    assert law.n_passes_ == 2
+    assert law.report_.resumed_strips > 0
+    assert differences(*found) == []
+
+
 def test_tune_goes_on_and_says_when_it_is_complete(rows, monkeypatch, tmp_path):
     """Killed in the search, and when its model was there but not its trace."""
     store, out = tmp_path / "s.zarr", tmp_path / "tuned"
