@@ -336,7 +336,9 @@ class Restarts:
         if death == "everything":
             cluster.stop()
         code = self._wait(process)
-        if name in COMMANDS and code not in (_CODES[death], 0):
+        # 0: it had done all. By the signal itself: Python was ending, and shells say 130 as well.
+        allowed = _CODES[death], 0, -_SIGNALS.get(death, 0)
+        if name in COMMANDS and code not in allowed:
             raise Lost(f"exit code {code} after {death} died: {self._last_words()}")
         if name in COMMANDS and "Traceback" in self._said("err").read_text():
             raise Lost(f"a traceback after {death} died: {self._last_words()}")
