@@ -12,6 +12,9 @@ undisturbed one. Prints tables, and exits with 1 if a run was lost or differs.
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
+import json
 import logging
 import re
 import shutil
@@ -30,7 +33,7 @@ from chaos_cases import CASES, bits, differences, fit, write_stores
 from chaos_client import PASS
 from chaos_cluster import TTL_SECONDS, Cluster
 from chaos_nursery import Nursery
-from chaos_restarts import restart_all, restart_phase_rows, restart_rows
+from chaos_restarts import Restart, restart_all, restart_phase_rows, restart_rows
 from distributed import Client
 
 WORKERS, STRIP_SECONDS = 3, 0.03
@@ -39,7 +42,7 @@ _POLL = 0.005
 _WAIT = 0.2  # seconds before a strike, at most: less than a pass takes
 _AGAIN = 5  # kills over one task, more than `allowed-failures` + 1
 _LIFE = 100  # runs of a cluster
-_MOST = 5  # workers, where they join and leave
+_MOST, _MOVES = 5, 8  # workers, where they join and leave, and how often in one run
 
 STRIKES = {"one": 0.52, "all": 0.17, "again": 0.06, "slow": 0.1, "cut off": 0.03, "replace": 0.12}
 """What may happen to workers, and how often: one is killed, or all, or whoever runs a certain task;
@@ -142,9 +145,8 @@ class Fit(threading.Thread):
 
     def __init__(self, case, folder, **where):
         super().__init__(daemon=True)
-        self._case, self._folder, self._where = case, folder, where
-        if case != "compare":  # which reports lines
-            self._where["progress"] = self._progress
+        self._case, self._folder = case, folder
+        self._where = {**where, "progress": self._progress}
         self.phases = {"begin": time.monotonic()}
         self.found, self.error = None, ""
 
@@ -193,8 +195,8 @@ class Tide(threading.Thread):
 
     def run(self):
         """One at a time."""
-        while self._fit.is_alive():
-            time.sleep(self._rng.uniform(0.2, 0.8))
+        while self._fit.is_alive() and self.moves < _MOVES:
+            time.sleep(self._rng.uniform(0.1, 0.6))
             joins = self._rng.random() < 0.5
             if joins and len(self._cluster.workers()) < _MOST:
                 self._cluster.join()
@@ -350,7 +352,7 @@ def drawn_strikes(rng, phases):
     return [Strike(kind, phases[i]) for kind, i in zip(drawn, at, strict=True)]
 
 
-def run_all(runs, seed, folder, say, nursery):
+def run_all(runs, seed, folder, nursery):
     """So many fits in turn over all cases; yields their outcomes."""
     rng, names, wanted = np.random.default_rng(seed), list(CASES), {}
     done = 0
@@ -369,7 +371,6 @@ def run_all(runs, seed, folder, say, nursery):
                 of = cluster, client, wanted[name], rng, tide
                 outcome = disturbed(name, strikes, folder, *of)
                 done += 1
-                say(f"{done:4} {outcome}")
                 yield outcome
 
 
@@ -419,37 +420,61 @@ def main(argv=None):
     parser.add_argument("--runs", type=int, default=200, help="fits with worker failures")
     parser.add_argument("--restarts", type=int, default=50, help="clients and schedulers killed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, help="file to which outcomes are added as they come")
+    parser.add_argument("--show", type=Path, nargs="+", help="only print the tables of such files")
     given = parser.parse_args(argv)
+    if given.show:
+        return report([outcome for path in given.show for outcome in recorded(path)])
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it tells of each kill
     # Clients would ignore Ctrl-C where we do: in the background of a script, under nohup.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    folder, begin = Path(tempfile.mkdtemp(prefix="chaos-")), time.monotonic()
+    folder, begin, outcomes = Path(tempfile.mkdtemp(prefix="chaos-")), time.monotonic(), []
     write_stores(folder)
-    with Nursery() as nursery:
-        runs = list(run_all(given.runs, given.seed, folder, _say, nursery))
-        restarts = restart_all(given.restarts, given.seed, folder, _say, nursery)
+    with contextlib.suppress(KeyboardInterrupt), Nursery() as nursery:  # what is done is shown
+        where = given.seed, folder, nursery
+        each = run_all(given.runs, *where), restart_all(given.restarts, *where)
+        for number, outcome in enumerate(itertools.chain(*each), 1):
+            print(f"{number:4} {outcome}", file=sys.stderr, flush=True)
+            outcomes.append(outcome)
+            if given.record:
+                with given.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+    failed = report(outcomes)
+    print(f"{time.monotonic() - begin:.0f} s" + (f", logs are in {folder}" if failed else ""))
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(failed)
+
+
+def report(outcomes):
+    """Print the tables of runs and restarts; 1 if one was lost or differs, else 0."""
+    runs = [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+    restarts = [outcome for outcome in outcomes if isinstance(outcome, Restart)]
     tables = rows_of(runs), phase_rows(runs), restart_rows(restarts), restart_phase_rows(restarts)
     for rows in tables:
         show(rows)
         print()
     for line in told_of_kills([kill for outcome in runs for kill in outcome.kills]):
         print(line)
-    failed = any(outcome.error or outcome.different for outcome in (*runs, *restarts))
-    end = f"FAILED, logs are in {folder}" if failed else "nothing was lost, nothing differs"
-    print(f"{time.monotonic() - begin:.0f} s: {end}")
-    if not failed:
-        shutil.rmtree(folder, ignore_errors=True)
+    failed = any(outcome.error or outcome.different for outcome in outcomes)
+    print("FAILED" if failed else "nothing was lost, nothing differs")
     return int(failed)
+
+
+def recorded(path):
+    """The outcomes in a file."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        about = json.loads(line)
+        if "place" in about:
+            yield Restart(**about)
+        else:
+            yield Outcome(**{**about, "kills": [Kill(**kill) for kill in about["kills"]]})
 
 
 def told_of_kills(kills):
     """A line about the tasks that were hit."""
     tasks = (re.split(r"-(?:merge|plan|\d+)-", kill.key)[0] or "no task" for kill in kills)
     yield "killed in: " + ", ".join(f"{name} {n}" for name, n in Counter(tasks).most_common())
-
-
-def _say(line):
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

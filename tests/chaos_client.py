@@ -16,6 +16,7 @@ from distributed import Client
 
 from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data import model_file
+from cme_dask.estimators import locating
 from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes.progress import FitProgress
@@ -83,6 +84,7 @@ def watch(folder):
         (KernelSearch, "_losses"),
         (regression._Descent, "_error"),
         (trees, "cross_fitted"),
+        (locating, "fitted_to_all"),
     ):
         after(owner, name, lambda *_: here.trial())
     for owner, name in ((CheckpointOptions, "save"), (model_file, "write_model")):
@@ -98,9 +100,7 @@ def watch(folder):
 
 def main(case, stores, scheduler, checkpoint, out):
     """Run the case, with a client of its own on a cluster."""
-    where = {"checkpoint": checkpoint}
-    if case != "compare":
-        where["progress"] = lambda event: None  # so that its steps are known
+    where = {"checkpoint": checkpoint, "progress": lambda event: None}  # its steps are known then
     if "://" in scheduler:
         with Client(scheduler, set_as_default=False) as client:
             result = fit(case, Path(stores), scheduler=client, **where)

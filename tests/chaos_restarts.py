@@ -336,7 +336,9 @@ class Restarts:
         if death == "everything":
             cluster.stop()
         code = self._wait(process)
-        if name in COMMANDS and code not in (_CODES[death], 0):
+        # 0: it had done all. By the signal itself: Python was ending, and shells say 130 as well.
+        allowed = _CODES[death], 0, -_SIGNALS.get(death, 0)
+        if name in COMMANDS and code not in allowed:
             raise Lost(f"exit code {code} after {death} died: {self._last_words()}")
         if name in COMMANDS and "Traceback" in self._said("err").read_text():
             raise Lost(f"a traceback after {death} died: {self._last_words()}")
@@ -405,26 +407,23 @@ def _block_strips(checkpoint):
     return max((-(-about["block"] // strip_length(about["rows"])) for about in told), default=1)
 
 
-def restart_all(restarts, seed, folder, say, nursery):
-    """So many restarts in turn over all clients; returns their outcomes."""
-    rng, outcomes = np.random.default_rng([seed, 1]), []
+def restart_all(restarts, seed, folder, nursery):
+    """So many restarts in turn over all clients; yields their outcomes."""
     if not restarts:
-        return outcomes
+        return
+    rng, deaths, lost = np.random.default_rng([seed, 1]), 0, 0
     runs = Restarts(folder / "restarts", nursery)
     with Cluster(folder / "cluster-restarts", WORKERS, STRIP_SECONDS, nursery) as cluster:
-        while sum(len(o.deaths) for o in outcomes) < restarts and _lost(outcomes) < _GIVE_UP:
-            name = NAMES[(len(outcomes) + 13 * seed) % len(NAMES)]
+        for name in itertools.islice(itertools.cycle(NAMES), 13 * seed % len(NAMES), None):
+            if deaths >= restarts or lost >= _GIVE_UP:
+                return
             place = str(rng.choice(list(_PLACES), p=list(_PLACES.values())))
             if name in COMMANDS and not COMMANDS[name].resumes:
                 place = "threads"
-            deaths = [str(d) for d in rng.choice(_POSSIBLE[place], 1 + (rng.random() < 0.25))]
-            outcomes.append(runs.restarted(name, place, deaths, cluster, rng))
-            say(f"{len(outcomes):4} {outcomes[-1]}")
-    return outcomes
-
-
-def _lost(outcomes):
-    return sum(bool(outcome.error) for outcome in outcomes)
+            kinds = [str(d) for d in rng.choice(_POSSIBLE[place], 1 + (rng.random() < 0.25))]
+            outcome = runs.restarted(name, place, kinds, cluster, rng)
+            deaths, lost = deaths + len(outcome.deaths), lost + bool(outcome.error)
+            yield outcome
 
 
 def restart_rows(outcomes):
@@ -443,7 +442,7 @@ def restart_rows(outcomes):
             sum(o.again for o in of),
             sum(o.allowed for o in of),
             sum(o.trials for o in of),
-            _lost(of),
+            sum(bool(o.error) for o in of),
             sum(bool(o.different) for o in of),
             f"{sum(o.seconds for o in of):.0f}",
         )

@@ -80,6 +80,7 @@ RUNS = [
 def check(case, strikes, stores, cluster, client):
     """One fit with strikes, of which some must hit a task."""
     wanted = Undisturbed.of(case, stores)
+    assert {strike.phase for strike in strikes} - {None} <= {*wanted.seconds}  # all of them come
     for seed in range(3):  # a strike may come too late: then once more
         rng = np.random.default_rng(seed)
         tide = case == "joint, learned"

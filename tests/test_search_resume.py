@@ -1,12 +1,19 @@
 """A search for kernels that was interrupted goes on: its trials are not made again."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
-from chaos_cases import bits, differences
+from chaos_cases import bits, differences, state_bits, timeless
+from click.testing import CliRunner
 
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning
+from cme_dask.cli import fitting
+from cme_dask.cli.app import cli
+from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import read_model
+from cme_dask.data.writer import writing_sample
 from cme_dask.errors import StoreError
 from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
@@ -52,9 +59,9 @@ class Trials:
 def rows():
     """Some whose location is one of trees."""
     rng = np.random.default_rng(5)
-    x = rng.normal(size=(3_000, 2))
+    x = rng.normal(size=(2_000, 2))
     y = np.where(x[:, :1] > 0.3, 2.0, 0.0) + np.where(x[:, 1:] > 0.0, 1.0, 0.0)
-    return x, y + 0.5 * rng.normal(size=(3_000, 1))
+    return x, y + 0.5 * rng.normal(size=(2_000, 1))
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +129,64 @@ def test_trials_of_another_search_and_damaged_ones_are_refused(rows, tmp_path):
             file.write_bytes(b"\0" * file.stat().st_size)
     with pytest.raises(StoreError):
         checkpoint.SavedTrials(tmp_path, 1, ())
+
+
+def test_a_location_of_moments_that_were_saved_is_that_of_the_first_start(rows, tmp_path):
+    """Types of numbers that Zarr made gave it another fingerprint: its pass was refused."""
+    columns = Columns(("a", "b")), Columns(("y",))
+    with writing_sample(tmp_path / "s.zarr", columns, chunk_rows=1_000) as writer:
+        writer.append(*rows)
+    given = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-4, "max_rank": 15}
+    where = {"scheduler": "synchronous", "checkpoint": tmp_path / "run"}
+    found = []
+    for _ in range(2):
+        law = JointDistribution(**given, residual=True, support_size=40, n_folds=3)
+        found.append(bits(law.fit(tmp_path / "s.zarr", **where)))
+    assert law.n_passes_ == 2
+    assert law.report_.resumed_strips > 0
+    assert differences(*found) == []
+
+
+def test_tune_goes_on_and_says_when_it_is_complete(rows, monkeypatch, tmp_path):
+    """Killed in the search, and when its model was there but not its trace."""
+    store, out = tmp_path / "s.zarr", tmp_path / "tuned"
+    columns = Columns(("a", "b")), Columns(("y",))
+    with writing_sample(store, columns, chunk_rows=200) as writer:
+        writer.append(*(part[:600] for part in rows))
+    words = ["tune", store, "--rows", 200, "--evaluations", 0, "--max-rank", 15, "--json"]
+    words += ["--averaged", 1, "--scheduler", "synchronous", "--out"]
+
+    def run(*more):
+        return CliRunner().invoke(cli, [*map(str, words), *map(str, more)])
+
+    monkeypatch.setattr(checkpoint, "_TRIALS_PER_WRITING", 0.0)
+    monkeypatch.setattr(fitting.drawing, "available", lambda: False)
+    with pytest.MonkeyPatch.context() as patch:
+        trials = Trials(patch)
+        whole = json.loads(run(tmp_path / "whole").stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        again = Trials(patch)
+        again.last = len(trials.names) // 2
+        with pytest.raises(Stop):
+            run(out, "--checkpoint", tmp_path / "run")
+        again.last = np.inf
+        patch.setattr(fitting, "write_json", lambda *_, **__: (_ for _ in ()).throw(Stop))
+        with pytest.raises(Stop):
+            run(out, "--checkpoint", tmp_path / "run")
+        assert again.names == trials.names
+        assert (out / "model.zarr").is_dir()
+    with pytest.MonkeyPatch.context() as patch:
+        later = Trials(patch)
+        made = run(out, "--checkpoint", tmp_path / "run")
+        assert made.exit_code == 0, made.stderr
+        assert later.names == []
+        assert not (tmp_path / "run").exists()
+        told = run(out, "--checkpoint", tmp_path / "run")
+        assert json.loads(told.stdout)["complete"]
+        assert "complete" in told.stderr
+    assert timeless(json.loads(made.stdout)["tuning"]) == timeless(whole["tuning"])
+    wanted = state_bits(read_model(tmp_path / "whole" / "model.zarr"))
+    assert differences(state_bits(read_model(out / "model.zarr")), wanted) == []
+    assert run(out).exit_code == 2  # without a checkpoint it is an output like any other
+    other = run(out, "--checkpoint", tmp_path / "run", "--evaluations", 1)
+    assert other.exit_code == 2

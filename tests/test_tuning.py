@@ -39,7 +39,7 @@ def searched(x, y, **options):
 
 
 def test_the_best_beats_the_grid_and_independence():
-    found = searched(*sample_of(600))
+    found = searched(*sample_of(500))
     grid = [t.score for t in found.trials if t.stage == "grid"]
     scores = [t.score for t in found.trials]
     assert min(scores) <= min(grid) < -1.0

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -373,10 +373,11 @@ class _Descent:
         The first one is moved from near another one of similar targets, or from the best of some
         starts for each form of coordinates.
         """
-        if near is None:
-            found = [self.moved(stage, *start, _STEPS[0]) for start in self._starts(stage)]
-        else:
-            found = [self.moved(stage, near.point, near.reg, _STEPS[0])]
+        found = [] if near is None else [self.moved(stage, near.point, near.reg, _STEPS[0])]
+        for form in self.variable.forms if near is None else ():
+            starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
+            start = min(starts, key=lambda at: self.error(stage, *at)[0])
+            found.append(self.moved(stage, *start, _STEPS[0]))
         last = min(found, key=_by_error)
         learned = [last]
         categorical = self.variable.categorical
@@ -388,11 +389,6 @@ class _Descent:
             if last.error > before + _ROUGH:
                 break
         return learned
-
-    def _starts(self, stage: _Stage) -> Iterator[tuple[KernelPoint, float]]:
-        for form in self.variable.forms:
-            starts = [(self.variable.start(form, s), reg) for s, reg in product(_STARTS, _REGS_0)]
-            yield min(starts, key=lambda at: self.error(stage, *at)[0])
 
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
