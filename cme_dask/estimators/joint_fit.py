@@ -197,7 +197,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
                     "that, or leave the support out"
                 )
             context = replace(context, values=column_values(self.support, context))
-        release_memory()
+        if context.search is not None:
+            release_memory()
         return context
 
     def _possible(self, context: FitContext, name: str) -> str | bool:
