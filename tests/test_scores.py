@@ -414,7 +414,8 @@ def test_sums_add_up_whatever_the_cuts(cuts, seed, zero):
     ]
     together = sum(parts[1:], parts[0])
     np.testing.assert_array_equal(together.rows, whole.rows)
-    for name, tolerance in (("weight", 1e-12), ("mean", 1e-6), ("spread", 1e-8), ("losses", 1e-12)):
+    # Means near 1e6 are rounded by 1e-10, and a spread moves by that times twice its 100 rows.
+    for name, tolerance in (("weight", 1e-12), ("mean", 1e-6), ("spread", 5e-8), ("losses", 1e-12)):
         one, two = getattr(together, name), getattr(whole, name)
         np.testing.assert_allclose(one, two, rtol=1e-10, atol=tolerance * (name != "mean"))
 

@@ -498,7 +498,8 @@ class FitContext:
             columns, events = self.sample.columns[i].names, self.events if i == 1 else None
             block = FeatureBlock(basis, columns, dict(self.functions[i]), events=events)
             each = block.values(self.rows.parts[i])  # of thousands of functions, one at a time
-            shift = np.concatenate([self.rows.importance @ values for values in each])
+            with one_blas_thread():
+                shift = np.concatenate([self.rows.importance @ values for values in each])
             features.append(replace(block, shift=shift))
         return MomentReduction(tuple(features), self.n_folds)
 
