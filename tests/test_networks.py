@@ -193,6 +193,7 @@ def test_networks_are_plain_values():
         ({"layers": (8,), "image": (6, 4), "filters": (2, 2)}, "that 4 divides"),
         ({"layers": (8,), "image": (4, 4), "filters": 2, "filter_size": 4}, "must be odd"),
         ({"layers": (8,), "weights": [1.0, np.nan]}, "weights must be finite"),
+        ({"layers": (8,), "weights": "import os"}, "weights must be finite"),
         ({"layers": (8,), "weights": {"float32-base64": "?"}}, "no base64 text"),
     ],
 )

@@ -240,7 +240,10 @@ def _as_bytes(weights: Any) -> bytes | None:
         except ValueError as error:
             raise DataError(f"weights are no base64 text ({error})") from error
     else:
-        result = np.asarray(weights).astype(np.float32).tobytes()
+        try:
+            result = np.asarray(weights).astype(np.float32).tobytes()
+        except (TypeError, ValueError) as error:
+            raise DataError(f"weights must be finite numbers ({error})") from error
     if result is not None and (
         len(result) % 4 or not np.isfinite(np.frombuffer(result, dtype=np.float32)).all()
     ):
