@@ -23,8 +23,9 @@ import zarr
 from benchmarks.cluster import running_cluster, worker_processes
 from benchmarks.fits import Describe
 from benchmarks.measure import Bench, Ratio, Size, Term
+from benchmarks.worker import status_bytes
 from cme_dask import JointDistribution, kernels
-from cme_dask.cli.run_report import bytes_of, peak_of, process_tree
+from cme_dask.cli.run_report import PeakMemory, peak_of
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import ResourceError
@@ -34,7 +35,6 @@ from cme_dask.passes.cluster import connected
 Array = Any
 
 _BATCH = 1 << 16
-_PAUSE = 0.02  # seconds between samples of the memory of several processes
 _DISTINCT = 8  # chunks of a repeated table that differ
 _CLOSE = 0.25
 
@@ -258,30 +258,15 @@ class PhaseMarks:
 
     def end(self) -> None:
         """Take the mark of the step that ends, and let it start anew."""
-        mark = _status("VmHWM")
+        mark = status_bytes("VmHWM") or 0
         self.peaks[self._step] = max(self.peaks.get(self._step, 0), mark)
         Path("/proc/self/clear_refs").write_text("5")
 
 
-class TreePeak:
-    """The largest sum over this process and those that it started; a context manager."""
+class TreePeak(PeakMemory):
+    """The same, sampled as often as it can: the benchmark may cost what a fit may not."""
 
-    def __init__(self) -> None:
-        self.peak = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "TreePeak":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_PAUSE):
-            self.peak = max(self.peak, sum(map(bytes_of, process_tree())))
+    _cost = 1.0
 
 
 @dataclass(frozen=True)
@@ -314,7 +299,7 @@ class LimitedFit:
         return partial(self._run, shape_rows(self.shape, self.path))
 
     def _run(self, rows: Sequence[Any]) -> Describe:
-        limit = self.limit + _status("VmData") - _status("VmRSS")
+        limit = self.limit + (status_bytes("VmData") or 0) - (status_bytes("VmRSS") or 0)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         outcome, said = "fitted", ""
         try:
@@ -326,12 +311,6 @@ class LimitedFit:
             outcome, said = "failed", repr(error)
         resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         return lambda: {"outcome": outcome, "said": said, "limit": self.limit}
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kibibytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return 1024 * int(kibibytes)
 
 
 def memory_case(bench: Bench, size: Size) -> None:

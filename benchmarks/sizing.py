@@ -170,7 +170,7 @@ def _waiting(bench: Bench, rates: ClusterRates) -> None:
             client.wait_for_workers(workers, 120.0)
             run_waiting(client, [0.0] * (2 * workers))
             walls = [run_waiting(client, seconds.tolist()).wall for _ in range(bench.repeats)]
-        waiting = _cluster_of(rates, workers, worker_load=0.0)  # who waits needs no core
+        waiting = _cluster_of(rates, workers, worker_load=0.0)  # waiting tasks need no core
         simulated = simulate_pass(PassWork(seconds.tolist()), waiting)
         key = f"sizing/waiting/{workers} workers"
         _record(bench, key, {"job": "waiting", "leaves": len(seconds)}, walls)

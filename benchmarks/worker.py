@@ -74,17 +74,18 @@ def measured(run: Any) -> dict[str, Any]:
     ``peak_bytes`` is the high-water mark of the process while the job ran, ``base_bytes`` what it
     held before, its rows among it; None where the system does not tell.
     """
-    base = _status("VmRSS")
+    base = status_bytes("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the mark starts anew
     begin = time.perf_counter()
     describe = run()
     seconds = time.perf_counter() - begin
-    peak = _status("VmHWM")
+    peak = status_bytes("VmHWM")
     return {"seconds": seconds, "peak_bytes": peak, "base_bytes": base, **describe()}
 
 
-def _status(name: str) -> int | None:
+def status_bytes(name: str) -> int | None:
+    """An entry of the status of this process in bytes; None where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -192,7 +192,7 @@ def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
     assert better_trees(training(*jump()), (), 0.5, ridge) is None
 
 
-def test_who_is_clearly_behind_on_a_part_of_the_folds_is_fitted_no_further(monkeypatch):
+def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monkeypatch):
     x, y = jump(3000)
     given, fits = training(x, y), []
     fit = trees._Parts.fit

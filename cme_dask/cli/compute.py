@@ -140,7 +140,7 @@ class CheckpointOptions:
         return run is not None and os.path.lexists(out) and model_file.run_of(out) == run
 
     def is_complete(self, out: Path, run: str | None) -> bool:
-        """Whether a model is that of this run, and all that it makes: no checkpoint is needed."""
+        """Whether this run has written its model, its only output; its checkpoint then goes."""
         if not self.has_made(out, run):
             return False
         self.finish_own(run)

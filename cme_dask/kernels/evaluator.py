@@ -303,7 +303,7 @@ def reuse_memory() -> None:
 
 
 def release_memory() -> None:
-    """Give back to the system what earlier steps of this process no longer hold.
+    """Return memory that earlier steps of this process have freed to the system.
 
     glibc keeps the small arrays of a step, and what its threads held, for the next ones: hundreds
     of megabytes after a search and trials of trees, beside what a pass needs.

@@ -41,9 +41,7 @@ _STEPS = (20, 8, 10)  # from the starts, from the Gaussian kernel, and on more r
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
-_ROUGH = (
-    0.02  # for the logarithm of the error: so much worse than a smoother kernel, it is too rough
-)
+_ROUGH = 0.02  # of the logarithm of the error: a kernel that loses more to a smoother one
 _FAILED = 1e3  # for the logarithm of an error that cannot be computed
 _ARRAYS, _WORD = 14, 8  # as large as the Gram matrix
 

@@ -156,7 +156,7 @@ def trees_bytes(rows: int, columns: tuple[int, int], threads: int) -> int:
     # Nodes of all trees of a fit: a forest's leaves hold one and a half times the least rows.
     leaf = max(1, rows // _LEAVES)
     forest = _FOREST * 2 * int(rows / (1.5 * leaf))
-    boosted = q * _STEPS * 2 * _Boosting.leaves
+    boosted = q * _MORE * 2 * _Boosting.leaves
     nodes = PARTS * (forest + 2 * boosted)
     # Of a kind scikit-learn's trees stand beside the arrays, which all kinds retain.
     arrays = nodes * (4 + q) * _WORD
@@ -457,10 +457,11 @@ def better_trees(
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows. Those
-    that are not far behind are fitted to 8,192, at first without one part of the folds alone: who
-    is clearly behind there is left out. The first of the others is taken that is better than the
-    ridge regression by 1 %, or by two standard errors of the difference, by this error or by the
-    squared one, and not as much worse by the other.
+    that are not far behind are fitted to 8,192, or to all rows where these are at most twice as
+    many. The first parts of the folds, of 200 rows or more, are fitted before the others, and kinds
+    that are clearly behind there are left out. Of the others the best one is taken that is better
+    than the ridge regression by 1 %, or by two standard errors of the difference, by this error or
+    by the squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -494,8 +495,10 @@ def better_trees(
     other = ridge(many)
     racing = {kind: _Parts(kind, many) for kind in near}
     first = recalled(memory, ("race", *near), lambda: _raced([*racing.values()], other, many))
+    racing = {kind: racing[kind] for kind in first}
+    # Popped, so that scikit-learn's trees of one kind at a time are held.
     whole = [
-        recalled(memory, (kind, len(many.x), False), partial(racing[kind].whole, many.threads))
+        recalled(memory, (kind, len(many.x), False), partial(racing.pop(kind).whole, many.threads))
         for kind in first
     ]
     for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
@@ -508,7 +511,7 @@ def better_trees(
 def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> tuple[str, ...]:
     """The kinds that are not clearly behind another location, nor behind the best of them.
 
-    As many parts are fitted as hold out the rows that tell.
+    They are compared on the first parts, as many as hold out enough rows.
     """
     count = racing[0].least(_RACED)
     inner = max(1, rows.threads // len(racing))
