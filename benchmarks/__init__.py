@@ -19,5 +19,6 @@ CASE_NAMES = (
     "multiclass",
     "sizing",
     "memory",
+    "device",
 )
 """In the order in which they run."""

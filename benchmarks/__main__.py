@@ -94,7 +94,8 @@ def bench(
     processes, and on a slow network), large (rows 20 times larger than the memory of the workers),
     multiclass (classes with a learned kernel beside gradient boosting in memory), sizing (passes on
     1 to 8 workers, and on 1,000 stubs of workers, beside the simulation that sizes clusters),
-    memory (predicted and measured peaks of fits of twelve shapes, and limits around them).
+    memory (predicted and measured peaks of fits of twelve shapes, and limits around them), device
+    (fits on a GPU beside the same on the host).
     Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables

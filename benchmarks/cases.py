@@ -8,6 +8,7 @@ from benchmarks import CASE_NAMES
 from benchmarks.classes import multiclass_case
 from benchmarks.cluster import cluster_case, large_case
 from benchmarks.coverage import LEVEL, Coverage
+from benchmarks.device import device_case
 from benchmarks.fits import Bare, EmbeddingFit, Fit, Rows, StoreRead, write_uniform
 from benchmarks.ingest import ingest_case
 from benchmarks.machine import GemmRate, MachineRates
@@ -378,6 +379,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             multiclass_case,
             sizing_case,
             memory_case,
+            device_case,
         ),
         strict=True,
     )
@@ -402,6 +404,7 @@ QUICK = {
     "multiclass": Size(2 * 10**5),
     "sizing": Size(2 * 10**6, ranks=(100,)),
     "memory": Size(10**6),
+    "device": Size(10**6, ranks=(100, 400)),
 }
 """Sizes that take a few minutes."""
 
@@ -424,5 +427,6 @@ FULL = {
     "multiclass": Size(10**7),
     "sizing": Size(10**7, ranks=(100,)),
     "memory": Size(10**8),
+    "device": Size(10**7, ranks=(100, 400, 1000)),
 }
 """Sizes of the published figures."""

@@ -11,6 +11,7 @@ thread keeps its buffers, and everything but loops over blocks is a matrix produ
 releases the interpreter lock.
 """
 
+import importlib
 import queue
 import time
 import warnings
@@ -352,6 +353,8 @@ class Fit:
         Where to run: a scheduler's name, or the address of a cluster.
     save
         File that takes pivots and factors, for the bare pass.
+    device
+        Where sums are computed; None for the host.
     """
 
     rows: Rows
@@ -363,6 +366,7 @@ class Fit:
     scheduler: str = "threads"
     workers: int = 1
     save: str | None = None
+    device: str | None = None
 
     def prepare(self) -> Run:
         """Rows at hand, and a small fit as warm-up."""
@@ -372,7 +376,7 @@ class Fit:
         small = uniform_rows(_WARM_ROWS, self.rows.d)[: 1 + joint]
         warm = self._estimator(_WARM_RANK, SAMPLE_SIZE)
         with connected(self.scheduler if "://" in self.scheduler else "threads") as scheduler:
-            warm.fit(*small, scheduler=scheduler, workers=1)
+            warm.fit(*small, scheduler=scheduler, workers=1, device=self.device)
         if self.scheduler != "threads" and self.rows.store is not None:
             store = self.rows.store  # counters don't travel
             return partial(self._run, lambda: (open_sample(store), None))
@@ -406,7 +410,8 @@ class Fit:
         size = SAMPLE_SIZE if sample.row_sample is None else len(sample.row_sample)
         estimator = self._estimator(self.rank, size)
         with connected(self.scheduler) as scheduler:
-            estimator.fit(sample, scheduler=scheduler, workers=self.workers, progress=clock)
+            place = {"scheduler": scheduler, "workers": self.workers, "device": self.device}
+            estimator.fit(sample, **place, progress=clock)
             clock.stop()
         return partial(self._describe, estimator, clock, counter)
 
@@ -432,8 +437,15 @@ class Fit:
             "tasks": estimator.report_.tasks,
             "pass_seconds": estimator.report_.pass_seconds,
             "predicted_bytes": estimator.report_.memory.predicted,
+            "device_bytes": None if self.device is None else _held_by_cupy(),
             **clock.parts(estimator.report_.pass_seconds),
         }
+
+
+def _held_by_cupy() -> int:
+    """Bytes that CuPy has taken of a GPU: what it held at most, since it gives nothing back."""
+    cupy = importlib.import_module("cupy")
+    return int(cupy.get_default_memory_pool().total_bytes())
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ _TITLES = {
     "multiclass": "Twenty classes with a learned kernel, beside gradient boosting in memory",
     "sizing": "Passes on real workers, on workers that wait, and simulated",
     "memory": "Peak memory of fits, predicted and measured, and limits around it",
+    "device": "Fits whose sums are computed on a GPU, beside the same on the host",
     "programs": "Certified programs, the closed form and the paper's form, and couplings",
     "sparse": "Sparse embeddings beside Clarabel on the same problem",
 }
@@ -66,6 +67,12 @@ def measurement_line(run: Result) -> str:
     if "rows" in run and "bytes_read" in run:
         words.append(f"{run['rows'] / run['seconds']:,.0f} rows/s")
         words.append(f"{run['bytes_read'] / run['seconds'] / 1e6:,.0f} MB/s")
+    if "gpu" in run:
+        words.append(f"{run['gpu']}, {run['to_device'] / _GIGA:.3g} GB/s to it")
+    if run.get("device_bytes"):
+        words.append(
+            f"pass {run['pass_seconds']:.3g} s, {format_bytes(run['device_bytes'])} of the GPU"
+        )
     if "gemm_all" in run:
         words.append(f"{run['gemm_all'] / _GIGA:.3g} GF/s")
     return ", ".join(words)

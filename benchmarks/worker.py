@@ -26,6 +26,7 @@ JOBS = {
     "Fit": "benchmarks.fits",
     "Fmca": "benchmarks.peers",
     "Ingest": "benchmarks.ingest",
+    "GpuRates": "benchmarks.device",
     "GemmRate": "benchmarks.machine",
     "KernelBlocks": "benchmarks.queries",
     "LimitedFit": "benchmarks.memory",

@@ -218,7 +218,7 @@ def test_results_go_into_the_memory_that_is_given(xp):
     into.in_place(out).matmul(a, a.T, out=out)
     assert np.array_equal(np.asarray(out), np.asarray(a) @ np.asarray(a).T)
     other = xp.empty((3, 3))
-    into.rank_update(xp, other, a)
+    into.rank_update(other, a)
     assert np.array_equal(np.asarray(other), np.asarray(out))
     single = xp.empty((3, 4), dtype=xp.float32)
     into.cast_into(xp, single, a)
@@ -416,14 +416,17 @@ def test_cupy_is_told_that_both_factors_are_one(monkeypatch):
     """No GPU here: a stand-in for CuPy's syrk, which writes one triangle only, shows the calls."""
 
     def syrk(trans, a, out, alpha, beta, lower):
-        assert (trans, alpha, beta, lower) == ("N", 1.0, 0.0, True)
-        out[...] = np.where(np.tri(len(out), dtype=bool), a @ a.T, np.nan)
+        assert (trans, alpha, lower) == ("N", 1.0, False)
+        upper = ~np.tri(len(out), k=-1, dtype=bool)
+        out[upper] = (a @ a.T + (beta * out if beta else 0.0))[upper]
 
     cupy = types.ModuleType("cupy")
     cupy.cublas = types.SimpleNamespace(syrk=syrk)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(into, "is_cupy_array", lambda out: True)
     rows = np.random.default_rng(0).random((5, 7))
-    out = np.empty((5, 5))
-    into.rank_update(np, out, rows)
-    assert np.allclose(out, rows @ rows.T, rtol=1e-15)
+    out = np.full((5, 5), np.nan)
+    into.rank_update(out, rows)
+    assert np.allclose(np.triu(out), np.triu(rows @ rows.T), rtol=1e-15)
+    into.add_rank_update(out, rows, np.full((5, 5), np.nan))
+    assert np.allclose(np.triu(out), 2.0 * np.triu(rows @ rows.T), rtol=1e-15)

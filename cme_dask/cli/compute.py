@@ -192,6 +192,9 @@ class Compute:
         Folder for a report of passes and of memory over time; None for none.
     overwrite
         Whether it may replace an earlier one.
+    device, device_memory_limit
+        Where sums are computed, such as ``cuda``, and the bytes of it that may be used; None for
+        the host, and for all that it has.
     """
 
     scheduler: str | None = None
@@ -199,14 +202,18 @@ class Compute:
     memory_limit: str | None = None
     report: Path | None = None
     overwrite: bool = False
+    device: str | None = None
+    device_memory_limit: str | None = None
 
     def place(self, scheduler: "Scheduler") -> dict[str, Any]:
         """The arguments of ``fit`` that say where it runs, on an opened scheduler."""
-        return {
+        host = {
             "scheduler": scheduler,
             "workers": self.workers,
             "memory_limit": self.memory_limit,
         }
+        device = {"device": self.device, "device_memory_limit": self.device_memory_limit}
+        return host | {name: value for name, value in device.items() if value is not None}
 
     @contextlib.contextmanager
     def open(self) -> "Iterator[Scheduler]":

@@ -11,6 +11,7 @@ from cme_dask.cli.options import (
     checkpoint_options,
     chunk_option,
     compute_options,
+    device_options,
     examples,
     functions_option,
     hold_out_option,
@@ -78,6 +79,7 @@ from cme_dask.config import TOL
 )
 @checkpoint_options
 @compute_options
+@device_options
 @overwrite_option
 @json_option
 def fit(
@@ -191,6 +193,7 @@ def expect(**options: Any) -> Shown:
 @section_options("FitSection", "sample_size")
 @checkpoint_options
 @compute_options
+@device_options
 @overwrite_option
 @json_option
 def features(
@@ -276,6 +279,7 @@ def transform(**options: Any) -> Shown:
 @hold_out_option
 @checkpoint_options
 @compute_options
+@device_options
 @overwrite_option
 @json_option
 def tune(

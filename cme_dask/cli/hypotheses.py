@@ -11,6 +11,7 @@ from cme_dask.cli.options import (
     Shown,
     checkpoint_options,
     compute_options,
+    device_options,
     examples,
     json_option,
     overwrite_option,
@@ -55,6 +56,7 @@ _test_options = together(
     section_options("FitSection", "sample_size"),
     checkpoint_options,
     compute_options,
+    device_options,
     overwrite_option,
     json_option,
 )

@@ -4,7 +4,7 @@ import functools
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -352,6 +352,35 @@ def compute_options(command: Command) -> Callable[..., Any]:
         log_option,
     )
     return where(computing)  # type: ignore[no-any-return]
+
+
+def device_options(command: Command) -> Callable[..., Any]:
+    """The device on which passes compute, in the ``compute`` of the command."""
+
+    @functools.wraps(command)
+    def on_device(
+        *arguments: Any,
+        compute: Any,
+        device: str | None,
+        device_memory_limit: str | None,
+        **options: Any,
+    ) -> Any:
+        there = replace(compute, device=device, device_memory_limit=device_memory_limit)
+        return command(*arguments, compute=there, **options)
+
+    where = together(
+        click.option(
+            "--device",
+            metavar="cuda|cuda:N",
+            help="GPU on which sums over rows are computed, by CuPy (extra gpu).  [default: none]",
+        ),
+        click.option(
+            "--device-memory-limit",
+            metavar="BYTES",
+            help="Memory of the GPU that the run may use, such as 40GB.  [default: all of it]",
+        ),
+    )
+    return where(on_device)  # type: ignore[no-any-return]
 
 
 def checkpoint_options(command: Command) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
     Shown,
     compute_options,
+    device_options,
     examples,
     json_option,
     out_option,
@@ -38,6 +39,7 @@ from cme_dask.cli.values import count, output, output_folder
     help="Change a key of the job, such as fit.tol=1e-4; repeatable.",
 )
 @compute_options
+@device_options
 @overwrite_option
 @json_option
 def run(

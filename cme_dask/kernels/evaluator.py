@@ -95,21 +95,33 @@ def put_columns(out: Array, which: list[int], values: Array) -> None:
             out[:, position] = values[:, j]
 
 
-def rank_update(xp: Any, out: Array, rows: Array) -> None:
-    """``out[...] = rows @ rows.T``, at the cost of one half of it.
+def rank_update(out: Array, rows: Array) -> None:
+    """Upper triangle of ``out[...] = rows @ rows.T``, at the cost of one half of it.
 
     NumPy sees that both factors are one array and calls its BLAS's ``syrk``, without the
-    interpreter lock; CuPy needs an explicit call.
+    interpreter lock; CuPy needs an explicit call, which leaves the lower triangle as it is.
     """
     if is_cupy_array(out):
         from cupy import cublas
 
-        # BLAS counts columns first, so a C-ordered matrix is its transpose there.
-        cublas.syrk("N", rows, out=out, alpha=1.0, beta=0.0, lower=True)
-        lower = xp.tril(out)
-        out[...] = lower + xp.tril(out, k=-1).T
+        cublas.syrk("N", rows, out=out, alpha=1.0, beta=0.0, lower=False)
     else:
         in_place(out).matmul(rows, rows.T, out=out)
+
+
+def add_rank_update(out: Array, rows: Array, product: Array) -> None:
+    """Upper triangle of ``out += rows @ rows.T`` on a device; ``product`` is like ``out``.
+
+    Each call of a GPU's library takes about as long to start as such a product takes: CuPy needs
+    one, where the product itself is added to what is there.
+    """
+    if is_cupy_array(out):
+        from cupy import cublas
+
+        cublas.syrk("N", rows, out=out, alpha=1.0, beta=1.0, lower=False)
+    else:
+        rank_update(product, rows)
+        out += product
 
 
 def add_product(xp: Any, out: Array, product: Array) -> None:

@@ -23,10 +23,9 @@ from cme_dask.numerics.devices import device_memory
 from cme_dask.numerics.folds import RowSample, value_hash
 from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
-from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Support
+from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Placed, Support
 
 Array = Any
-Buffers = tuple[Array, Array, Scratch, Scratch, Scratch]
 
 ROWS_PER_CELL = 32
 """Rows that are retained of each cell, at most."""
@@ -36,6 +35,7 @@ _CELL_FLOPS = 900  # per row, in operations of a product: its way to its cell, a
 _FIRST = 64  # rows that suffice to see of most columns that they don't hold whole numbers
 SALT = (1 << 63) + 0x61746F6D  # "atom"
 """Of the hashes by which rows are retained: independent of folds and of row samples."""
+_SIGN = np.uint64(1 << 63)
 _LAST = np.uint64(np.iinfo(np.uint64).max)
 _CROWD = 4  # times the retained rows of each cell wait at most before all others are dropped
 _SPARE = 2  # times the retained rows of each cell are expected below its bound: few have less then
@@ -43,6 +43,30 @@ _EXACT = 8  # columns whose products are summed over all rows; of more, retained
 _VALUES = 1 << 20  # numbers that are summed at once, roughly
 _ROWS = 1 << 10, 1 << 16  # in rows, at least and at most: threads wait for each other on short ones
 _ONE_HOT = 1 << 22  # numbers of the matrix that sums by cell on a device, at least
+
+
+class Buffers(NamedTuple):
+    """Where the rows of a task are: points and bounds of the cells, the way there, and memory.
+
+    Attributes
+    ----------
+    points, bounds, tree
+        Of the cells; the hashes of ``bounds`` as :func:`_comparable`.
+    values, columns, point
+        Memory of all strips: that of fresh arrays comes and goes, for which threads wait.
+    """
+
+    points: Array
+    bounds: Array
+    tree: Placed
+    values: Scratch
+    columns: Scratch
+    point: Scratch
+
+
+def _comparable(hashes: Array) -> Array:
+    """Signed numbers in the order of hashes: libraries for devices can't compare unsigned ones."""
+    return (hashes ^ _SIGN).view(np.int64)
 
 
 # Which values the columns of a variable take: their range over all rows, and whole numbers
@@ -420,25 +444,25 @@ class CellReduction(Reduction[CellSums, CellSums]):
         )
 
     def start(self, like: Array) -> Buffers:
-        """Points and bounds of the cells where the rows are, and memory of all strips.
-
-        That of fresh arrays comes and goes, for which threads wait.
-        """
+        """Points and bounds of the cells where the rows are, and memory of all strips."""
         xp, place = array_namespace(like), device(like)
         points = np.ascontiguousarray(self.support.points.T, dtype=np.float64)
-        points, bounds = (xp.asarray(a, device=place) for a in (points, self.bounds))
-        return points, bounds, Scratch(), Scratch(), Scratch()
+        bounds = self.bounds if is_numpy_array(like) else _comparable(self.bounds)
+        points, bounds = (xp.asarray(a, device=place) for a in (points, bounds))
+        return Buffers(points, bounds, self.support.placed(like), Scratch(), Scratch(), Scratch())
 
     def update(self, state: Buffers, strip: Strip) -> CellSums:
         """Sums over one strip."""
         part, weights, folds = strip.parts[self.variable], strip.weights, strip.folds(self.n_folds)
-        xp, place, bounds = array_namespace(part), device(part), state[1]
-        cells = self.support.assign(part)
+        xp, place = array_namespace(part), device(part)
+        cells = self.support.assign(part, state.tree)
         add = self._on_host if is_numpy_array(part) else self._on_device
         with np.errstate(over="ignore", invalid="ignore"):  # the moments report it
             masses, counts, sums = add(state, part, weights, folds, cells)
-        hashes = xp.asarray(strip.hashes(SALT), device=place)
-        below, used = hashes <= xp.take(bounds, cells), part
+        hashes = strip.hashes(SALT)
+        if not is_numpy_array(part):
+            hashes = xp.asarray(_comparable(hashes), device=place)
+        below, used = hashes <= xp.take(state.bounds, cells), part
         if weights is None:
             weights = xp.ones(part.shape[0], dtype=xp.float64, device=place)
         else:
@@ -477,6 +501,13 @@ class CellReduction(Reduction[CellSums, CellSums]):
             xp.maximum(a.high, b.high),
             a.integer & b.integer,
         )
+
+    def finalize(self, total: CellSums) -> CellSums:
+        """The sums, with hashes as they are on the host."""
+        keys = total.bottom.hashes
+        if keys.dtype == np.uint64:
+            return total
+        return total._replace(bottom=total.bottom._replace(hashes=keys.view(np.uint64) ^ _SIGN))
 
     def _on_host(
         self, state: Buffers, part: Array, weights: Array | None, folds: Array, cells: Array
@@ -527,7 +558,7 @@ class CellReduction(Reduction[CellSums, CellSums]):
 
     def _write(self, state: Buffers, part: Array, cells: Array) -> Array:
         """What is summed, shape (n, width); z is the row less the point of its cell."""
-        points, _, *memory = state
+        points, memory = state.points, (state.values, state.columns, state.point)
         xp, ops, (n, d) = array_namespace(part), in_place(part), part.shape
         shapes = (n, self.edges[-1]), (d, n), (n,)
         pairs = zip(memory, shapes, strict=True)

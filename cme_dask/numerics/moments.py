@@ -27,6 +27,7 @@ from cme_dask.kernels.evaluator import (
     Scratch,
     add_gram,
     add_product,
+    add_rank_update,
     cast_into,
     in_place,
     rank_update,
@@ -518,8 +519,7 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
                         elif one.on_host:
                             add_gram(gram, rows[:, own])
                         else:
-                            rank_update(xp, one.product, rows[:, own])
-                            gram += one.product
+                            add_rank_update(gram, rows[:, own], one.product)
         return tuple(sums)
 
     def combine(
@@ -697,7 +697,7 @@ class MomentState:
         if self.single:
             single = {"dtype": xp.float32, "device": device(like)}
             self.rows32 = xp.empty((self.rank, self.block), **single)
-            self.product32 = xp.empty((self.rank, self.rank), **single)
+            self.product32 = xp.zeros((self.rank, self.rank), **single)
             self.rest = xp.empty((self.width - self.rank, self.width), **double)
         elif not self.on_host:
             self.product = xp.empty((self.width, self.width), **double)
@@ -757,7 +757,7 @@ class MomentState:
         """Add the products of rows, those of the basis functions with each other in float32."""
         rank, rows32 = self.rank, self.rows32[:, : rows.shape[1]]
         cast_into(self.xp, rows32, rows[:rank, :])
-        rank_update(self.xp, self.product32, rows32)
+        rank_update(self.product32, rows32)
         in_place(rows).matmul(rows[rank:, :], rows.T, out=self.rest)
         add_product(self.xp, gram[:rank, :rank], self.product32)
         gram[rank:, :] += self.rest

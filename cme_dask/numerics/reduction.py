@@ -39,7 +39,9 @@ Result = TypeVar("Result")
 
 MIN_STRIP, MAX_STRIP = 1 << 12, 1 << 18
 _STRIPS_WANTED = (64, 1 << 14), (128, MAX_STRIP)  # some so many strips, of at most so many rows
+_STRIPS_ON_DEVICE = ((8, MAX_STRIP),)  # which each takes a thousand calls, however long it is
 _TASKS_PER_WORKER = 8, 16  # at least, and if they are long enough
+_TASKS_ON_DEVICE = 4, 8  # likewise; the sums of each come back to the host
 _LEAST_SECONDS, _TASK_SECONDS = 0.25, 2.0
 _CACHE = 7 << 19  # bytes of a block that are held at once
 LONGEST_BLOCK = 1 << 12  # rows of it
@@ -197,8 +199,10 @@ class Extent(NamedTuple):
     columns_read
         Numbers per row that are in memory while rows are read, where these are more than the
         columns: of a mapped sample those that the function takes, and those that it makes.
+    on_device
+        Whether another device than the host computes.
     device_memory
-        Bytes of the memory of the device that computes; 0 for the host, and where it is unknown.
+        Bytes of its memory; 0 for the host, and where it is unknown.
     """
 
     n_rows: int
@@ -209,6 +213,7 @@ class Extent(NamedTuple):
     materialised: bool = False
     selected: bool = False
     columns_read: int = 0
+    on_device: bool = False
     device_memory: int = 0
 
     @property
@@ -424,13 +429,14 @@ def sub_block(width: int, memory: int = 0) -> int:
 # length of the tasks, on workers or on the order in which they finish.
 
 
-def strip_length(n: int) -> int:
-    """Rows per strip, a power of two from 2^12 to 2^18 that depends on n alone.
+def strip_length(n: int, on_device: bool = False) -> int:
+    """Rows per strip, a power of two from 2^12 to 2^18 that depends on n and on the device alone.
 
     What is done once per strip takes the interpreter lock, for which threads wait: of up to a
-    million rows, whose pass is short, there are fewer strips.
+    million rows, whose pass is short, there are fewer strips; and fewer still on a device.
     """
-    rows = max(min(n // count, longest) for count, longest in _STRIPS_WANTED)
+    wanted = _STRIPS_ON_DEVICE if on_device else _STRIPS_WANTED
+    rows = max(min(n // count, longest) for count, longest in wanted)
     return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())
 
 
@@ -457,6 +463,8 @@ def plan_ranges(
     workers: int,
     seconds_per_row: float,
     max_rows: int | None = None,
+    *,
+    on_device: bool = False,
 ) -> list[RowRange]:
     """Cut n rows into tasks.
 
@@ -472,6 +480,8 @@ def plan_ranges(
         Estimated cost.
     max_rows
         Rows that a task may hold at once; default any number.
+    on_device
+        Whether they are computed on a device other than the host.
 
     Notes
     -----
@@ -481,8 +491,9 @@ def plan_ranges(
     it: so, unless chunks end where tasks do, these cover four chunks where that leaves enough of
     them, and two, or at least one, where otherwise a worker would have none.
     """
-    length = strip_length(n)
-    few, many = (-(-n // (tasks * workers)) for tasks in _TASKS_PER_WORKER)
+    length = strip_length(n, on_device)
+    wanted = _TASKS_ON_DEVICE if on_device else _TASKS_PER_WORKER
+    few, many = (-(-n // (tasks * workers)) for tasks in wanted)
     if workers == 1 and not chunk_rows and max_rows is None:
         few = n
     fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))

@@ -18,6 +18,7 @@ from cme_dask.kernels.evaluator import add_flags, in_place, take_into
 
 Array = Any
 Level = tuple[Array, Array, Array | None]
+Placed = tuple[list[list[Array]], Array]
 
 SUPPORT_SIZE = 1000
 """Cells of a support, at most."""
@@ -142,16 +143,26 @@ class Support:
         names = [one.name for one in fields(self) if one.init]
         return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)
 
-    def assign(self, rows: Array) -> Array:
-        """Cell numbers, integers of shape (n,), of rows (n, d)."""
-        xp, place = array_namespace(rows), device(rows)
+    def placed(self, like: Array) -> Placed:
+        """Thresholds, or levels and leaves of the tree, in the library and on the device of rows.
+
+        For :meth:`assign` of many rows: to bring them there takes as long as to walk them.
+        """
+        xp, place = array_namespace(like), device(like)
         if self.left is None:
-            return xp.searchsorted(xp.asarray(self.thresholds, device=place), rows[:, 0])
-        there = [
+            return [[xp.asarray(self.thresholds, device=place)]], None
+        levels = [
             [None if a is None else xp.asarray(a, device=place) for a in level]
             for level in self.levels
         ]
-        ends = xp.asarray(self.leaves, device=place)
+        return levels, xp.asarray(self.leaves, device=place)
+
+    def assign(self, rows: Array, placed: Placed | None = None) -> Array:
+        """Cell numbers, integers of shape (n,), of rows (n, d); see :meth:`placed`."""
+        xp, place = array_namespace(rows), device(rows)
+        there, ends = self.placed(rows) if placed is None else placed
+        if self.left is None:
+            return xp.searchsorted(there[0][0], rows[:, 0])
         (n, d), ops = rows.shape, in_place(rows)
         result = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.

@@ -52,9 +52,9 @@ _OURS = re.compile(
 """Names of what a run writes into the folder of its checkpoint."""
 
 
-def block_rows(n: int, chunk_rows: int) -> int:
+def block_rows(n: int, chunk_rows: int, on_device: bool = False) -> int:
     """Rows of a block: strips of n rows in at most 64 blocks, none much shorter than a chunk."""
-    length = strip_length(n)
+    length = strip_length(n, on_device)
     rows = max(
         -(-n // _BLOCKS), 4 * chunk_rows if chunk_rows and length % chunk_rows else chunk_rows
     )

@@ -63,6 +63,7 @@ _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its ce
 _PROCESS = 215 << 20  # interpreter and libraries
 _FIRST_TASK = 16 << 20  # what the first task of a cluster's worker loads
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
+_DEVICE_TASKS = 2  # at once by default: calls of a GPU's library wait for the interpreter lock
 _SENT = 4  # copies of a partial result on its way: two packed ones at either end
 _DECODED = 10  # chunks that Zarr decodes at once
 
@@ -161,7 +162,7 @@ class Executor:
         """
         lengths = [run.stop - run.start for run in runs]
         longest = runs[lengths.index(max(lengths))]
-        task, on_device = task_bytes(cost, extent, longest, on_device=self.device is not None)
+        task, on_device = task_bytes(cost, extent, longest, on_device=extent.on_device)
         if self.kind == "processes":  # of which each runs one task, and then sends what it gives
             task = max(task, _SENT * cost.partial) + cost.process
         # Finished partial results that wait for their neighbour in the tree, in each process.
@@ -335,7 +336,8 @@ class RunOptions:
     scheduler : {"threads", "processes", "synchronous"} or distributed.Client, optional
         Default: an active client, else the scheduler of Dask's configuration, else threads.
     workers : int, optional
-        Number of threads or processes; default all cores. A cluster has its own.
+        Number of threads or processes; default all cores, with a ``device`` two: one reads while
+        the other computes. A cluster has its own.
     memory_limit : str or int, optional
         Bytes ("2GB") that this process, or each worker of a cluster, may use; default: all
         available memory.
@@ -355,7 +357,7 @@ class RunOptions:
         of an array library that follows the array API standard, such as ``torch.device("cuda")``.
         Rows are read and checked in host memory and go to the device strip by strip; partial
         results come back once per task. Passes other than those for moments, and everything
-        between the passes, stay on the host. Not run on a GPU yet. Default: NumPy, in host memory.
+        between the passes, stay on the host. Default: NumPy, in host memory.
     device_memory_limit : str or int, optional
         Bytes of the device that the run may use; default: what a GPU has, else no limit.
     """
@@ -406,7 +408,8 @@ class RunOptions:
                     f"scheduler must be a distributed Client or one of {', '.join(_NAMES)}, "
                     f"got {scheduler!r}"
                 )
-            workers = workers or dask.config.get("num_workers", None) or CPU_COUNT
+            default = CPU_COUNT if self.device is None else min(CPU_COUNT, _DEVICE_TASKS)
+            workers = workers or dask.config.get("num_workers", None) or default
             if kind == "synchronous":
                 workers = 1
             elif kind == "processes":

@@ -267,7 +267,7 @@ def choose_in_rounds(
             beside=tuple(others) if sample.dropping else (),
             filled=sample.filled if 0 in active else (),
         )
-        extent = extent_of(read, executor)
+        extent = extent_of(read, executor, on_device=PivotOffers.on_device)
         asked = tuple((rules[i], states[i]) for i in active)
         ranks = tuple(state.rank for _, state in asked)
         around = Cost(alone={"the choice of pivots": choice_bytes(ranks, extent)})  # after it

@@ -55,6 +55,7 @@ FLOPS = 1.5e10
 
 NOTHING = Cost()
 
+_DEVICE_FLOPS = 100 * FLOPS  # likewise of a GPU
 _READ_SECONDS = 1e-8  # per value
 _WRITE_RATE = 3e8  # bytes per second, as cautious as FLOPS
 _HELD_BYTES = 1 << 26  # rows that a task holds at once, where it must hold them all
@@ -164,7 +165,9 @@ def run_pass(
         reductions = [*reductions, MissingCounts()]
     name, chunk_rows = reductions[0].name, reductions[0].chunk_rows
     sample = sample.for_folds(max(one.n_folds for one in reductions))
-    extent = extent_of(sample, executor, reductions[0].strip_rows)
+    extent = extent_of(
+        sample, executor, reductions[0].strip_rows, on_device=_on_device(executor, reductions)
+    )
     for one in reductions:
         around += one.cost(extent)
     runs, memory = plan_pass(around, extent, executor, chunk_rows)
@@ -289,7 +292,6 @@ class Pass:
     ) -> Self:
         """These reductions of the sources ``sample.reads``, where an executor runs tasks."""
         shares_memory = executor.shares_memory
-        on_device = all(one.on_device for one in reductions)
         return cls(
             tuple(reductions),
             tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
@@ -303,7 +305,7 @@ class Pass:
             index,
             sample.dropping,
             sample.filled,
-            executor.device if on_device else None,
+            executor.device if _on_device(executor, reductions) else None,
         )
 
     def given(self, sample: Sample, run: RowRange) -> tuple[Any, ...]:
@@ -421,7 +423,7 @@ def _checkpointed(
     """The sums over all rows of a pass whose partial results are in a checkpoint."""
     checkpoint, name = executor.checkpoint, shared.reductions[0].name
     assert checkpoint is not None
-    block = block_rows(extent.n_rows, extent.chunk_rows)
+    block = block_rows(extent.n_rows, extent.chunk_rows, extent.on_device)
     computed_from = replace(shared, sources=(), device=None)
     kinds = tuple(dict.fromkeys(kind for one in shared.reductions for kind in one.kinds))
     sums = checkpoint.begin(name, computed_from, extent.n_rows, block, kinds)
@@ -472,20 +474,32 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
 # How a pass is cut into tasks, and the memory that it takes
 
 
-def extent_of(sample: Sample, executor: Executor, strip_rows: int = 0) -> Extent:
-    """Shape and layout of the rows, in strips of ``strip_rows`` or of the usual length."""
+def _on_device(executor: Executor, reductions: Sequence[Reduction[Any, Any]]) -> bool:
+    """Whether a pass computes on the device of the executor, which all of it must know to do."""
+    return executor.device is not None and all(one.on_device for one in reductions)
+
+
+def extent_of(
+    sample: Sample, executor: Executor, strip_rows: int = 0, *, on_device: bool | None = None
+) -> Extent:
+    """Shape and layout of the rows, in strips of ``strip_rows`` or of the usual length.
+
+    They go to the device of the executor, unless ``on_device`` says that they don't.
+    """
+    on_device = executor.device is not None if on_device is None else on_device
     n, reads = sample.n_rows, sample.reads
     added = 0 if sample.residuals is None else sample.residuals.added
     return Extent(
         n_rows=n,
         n_columns=sum(source.shape[1] for source in reads) + added,
-        strip_rows=strip_rows or strip_length(n),
+        strip_rows=strip_rows or strip_length(n, on_device),
         chunk_rows=max(source.chunk_rows or 0 for source in reads),
         in_memory=n * sum(source.row_bytes for source in reads if source.in_memory),
         materialised=any(source.held_whole(executor.shares_memory) for source in reads),
         selected=sample.part is not None or sample.dropping,
         columns_read=sum(source.columns_read for source in reads),
-        device_memory=executor.device_memory,
+        on_device=on_device,
+        device_memory=executor.device_memory if on_device else 0,
     )
 
 
@@ -514,12 +528,20 @@ def plan_pass(
         If that does not fit into the memory.
     """
     d = max(extent.n_columns, extent.columns_read)
-    seconds = cost.flops / FLOPS + cost.written / _WRITE_RATE + d * _READ_SECONDS
+    flops = _DEVICE_FLOPS if extent.on_device else FLOPS
+    seconds = cost.flops / flops + cost.written / _WRITE_RATE + d * _READ_SECONDS
     most = _HELD_BYTES // (8 * d) if extent.materialised else None
     if executor.checkpoint is not None:
-        block = block_rows(extent.n_rows, extent.chunk_rows)
+        block = block_rows(extent.n_rows, extent.chunk_rows, extent.on_device)
         most = block if most is None else min(most, block)
-    runs = plan_ranges(extent.n_rows, extent.chunk_rows, executor.workers, seconds, most)
+    runs = plan_ranges(
+        extent.n_rows,
+        extent.chunk_rows,
+        executor.workers,
+        seconds,
+        most,
+        on_device=extent.on_device,
+    )
     if chunk_rows:
         runs = cut_for_chunks(runs, chunk_rows, extent.strip_rows)
     return runs, executor.check_pass(cost, extent, runs)

@@ -107,7 +107,7 @@ def write_features(
     layout = _Layout.of(sample, model, chunk_rows, dtype)
     writer = layout.writer()
     kept_bytes = layout.kept_rows * layout.kept_row_bytes
-    extent = extent_of(sample, executor, BLOCK)
+    extent = extent_of(sample, executor, BLOCK, on_device=False)
     cost = writer.cost(extent)
     around = Cost(alone={"the row sample": cost.process + 3 * kept_bytes})
     plan_pass(cost + around, extent, executor, writer.chunk_rows)  # before any row is read
@@ -394,7 +394,7 @@ def write_answers(
     width = len(query.labels)
     chunk = chunk_rows or default_feature_chunk(_WORD * width, sample.n_rows)
     writer = AnswerWriter(query, chunk)
-    extent = extent_of(sample, executor, BLOCK)
+    extent = extent_of(sample, executor, BLOCK, on_device=False)
     plan_pass(writer.cost(extent), extent, executor, chunk)  # before anything is written
     with writing(out, ANSWERS, overwrite=overwrite) as aside:
         with disk_errors(out):
