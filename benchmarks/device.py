@@ -21,6 +21,8 @@ Result = dict[str, Any]
 NO_GPU = "no GPU, or no CuPy: pip install '.[gpu]'"
 _ORDER = 8192  # of the matrices whose product is timed
 _COPIED = 1 << 28  # bytes that are brought to the GPU
+_TASKS = 2  # at once, as by default
+_GPU, _HOST = "device/rates/GPU", "device/rates/host"
 _TOL = 1e-6  # where a rank is given: these kernels reach the rank long before it
 
 
@@ -67,43 +69,39 @@ class GpuRates:
 
 
 def device_case(bench: Bench, size: Size) -> None:
-    """Joint fits from a store, kernels learned and given: sums on the GPU, and on the host."""
+    """Joint fits from a store, kernels learned and given: sums on the GPU, and on the host.
+
+    A fit that learns its kernels is run once: its search, on the host, takes most of the time.
+    """
     learned = f"device/learned kernels, {size.rows:,} rows"
     if gpu_name() is None:
         bench.measurements[f"{learned}/GPU"] = Measurement(None, missing=NO_GPU)
         return
+    bench.measure({_GPU: GpuRates(), _HOST: GemmRate(bench.workers)}, 1)
     store = bench.folder / "normal3.zarr"
     write_normal3(store, size.rows, scenario="strong")
     fit = Fit(Rows(size.rows, D, str(store)), "joint", None, TOL, workers=bench.workers)
-    _compare(bench, learned, fit)
+    _compare(bench, learned, fit, 1)
     store = bench.folder / "uniform.zarr"
     write_uniform(store, size.rows, D)
     for rank in size.ranks:
+        at, rows = f"device/rank {rank}, {size.rows:,} rows", Rows(size.rows, D, str(store))
         kernel = kernels.Gaussian(float(rank ** (-1.0 / D))).to_dict()
-        rows = Rows(size.rows, D, str(store))
         fit = Fit(rows, "joint", kernel, _TOL, rank, workers=bench.workers)
-        _compare(bench, f"device/rank {rank}, {size.rows:,} rows", fit)
+        _compare(bench, at, fit)
+        total = sum(bench.measurements[f"{at}/GPU"].runs[0]["ranks"])
+        flops = Term(number=float(size.rows) * (total**2 + 2 * total * (D + 2)))
+        for where, rate in (("GPU", _GPU), ("host", _HOST)):
+            under = [Term(f"{at}/{where}", "pass_seconds"), Term(rate, "gemm_all")]
+            name = f"pass on the {where}, share of its rate of products"
+            bench.ratios.append(Ratio(at, name, [flops], under))
 
 
-def _compare(bench: Bench, at: str, fit: Fit) -> None:
-    """A fit on the host and on the GPU, what reading alone takes, and the rates of both."""
-    host, gpu, rates, cores = (f"{at}/{who}" for who in ("host", "GPU", "GPU rates", "host rates"))
-    bench.measure(
-        {
-            host: fit,
-            gpu: replace(fit, device="cuda"),
-            f"{at}/reading alone": StoreRead(fit.rows, bench.workers),
-            rates: GpuRates(),
-            cores: GemmRate(bench.workers),
-        }
-    )
+def _compare(bench: Bench, at: str, fit: Fit, repeats: int | None = None) -> None:
+    """A fit on the host and on the GPU, two tasks at once, and what reading alone takes."""
+    host, gpu = f"{at}/host", f"{at}/GPU"
+    there = replace(fit, device="cuda", workers=_TASKS)
+    reading = StoreRead(fit.rows, bench.workers)
+    bench.measure({host: fit, gpu: there, f"{at}/reading alone": reading}, repeats)
     bench.compare(at, "fit on the host / fit on the GPU", host, gpu)
     bench.compare(at, "pass on the host / pass on the GPU", host, gpu, "pass_seconds")
-    if fit.kernel is None:
-        return
-    total = sum(bench.measurements[gpu].runs[0]["ranks"])
-    flops = Term(number=float(fit.rows.n) * (total**2 + 2 * total * (D + 2)))
-    for where, rate in ((gpu, rates), (host, cores)):
-        under = [Term(where, "pass_seconds"), Term(rate, "gemm_all")]
-        name = f"pass, share of the products' rate, {where.rpartition('/')[2]}"
-        bench.ratios.append(Ratio(at, name, [flops], under))

@@ -12,18 +12,20 @@ from pathlib import Path
 import array_api_strict as strict
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import write_store
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, kernels, open_sample
+from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import draw, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
-from cme_dask.numerics.reduction import reduce_strips, sub_block
+from cme_dask.numerics.reduction import plan_ranges, reduce_strips, strip_length, sub_block
 from cme_dask.numerics.support import make_support
 from cme_dask.reductions import Cost, Extent, Reduction, RunOptions, Strip, run
 
@@ -205,7 +207,10 @@ def finalized(reductions, totals):
 def assert_same(reductions, ours, theirs, single=False):
     """Equal results of :func:`moments_and_cells`, up to the order of the host's BLAS."""
     (ours, *here), (theirs, *there) = ours, theirs
-    assert_allclose(theirs.gram, ours.gram, rtol=1e-5 if single else 1e-12, atol=1e-9)
+    # Rounding is relative to the terms of a sum, whose squares are on the diagonal.
+    sizes = np.sqrt(np.diagonal(ours.gram, axis1=1, axis2=2))
+    rounding = (1e-5 if single else 1e-13) * sizes[:, :, None] * sizes[:, None, :]
+    assert (abs(theirs.gram - ours.gram) <= rounding).all()
     assert_allclose(theirs.traces, ours.traces, rtol=1e-12)
     for one, mine, other in zip(reductions[1:], here, there, strict=True):
         assert_allclose(other.masses, mine.masses, rtol=1e-12)
@@ -333,8 +338,9 @@ def test_what_is_no_device_is_refused(store, example, device):
         run(open_sample(store), example(), RunOptions("synchronous", device=device))
 
 
-def test_a_device_that_is_not_there_is_named(store, example):
-    with pytest.raises(ResourceError, match="the device 0 of cupy can't be used here: No module"):
+def test_a_device_that_is_not_there_is_named(store, example, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ResourceError, match="the device 0 of cupy can't be used here: import of"):
         run(open_sample(store), example(), RunOptions("synchronous", device="cuda"))
 
 
@@ -356,3 +362,31 @@ def test_the_place_of_a_plan_is_that_of_its_run():
     executor = options.executor()
     assert executor.device.name == strict.Device("device1")
     assert (executor.workers, executor.device_limit) == (3, 10**6)
+
+
+def test_strips_and_tasks_of_a_device_are_few(store):
+    """Calls of its library take as long for few rows as for many, and need the interpreter."""
+    assert [strip_length(n, on_device=True) for n in (10, 10**5, 10**6, 10**9)] == [
+        1 << 12,
+        1 << 14,
+        1 << 17,
+        1 << 18,
+    ]
+    runs = plan_ranges(10**8, 1 << 16, 2, 1e-8, on_device=True)
+    assert {run.length for run in runs} == {1 << 18}
+    assert len(runs) <= 16
+    executor = RunOptions("threads", device=strict.Device("device1")).executor()
+    assert executor.workers == min(2, RunOptions("threads").executor().workers)
+
+
+def test_a_command_names_a_gpu_that_is_not_there(store, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    fit = ["fit", str(store), "--out", str(tmp_path / "m"), "--kernel", "median"]
+    for device, code, message in (
+        ("cuda", 3, "the device 0 of cupy can't be used"),
+        ("gpu", 1, "device must be 'cuda', 'cuda:1'"),
+    ):
+        result = CliRunner().invoke(cli, [*fit, "--device", device])
+        assert result.exit_code == code
+        assert message in result.output
+        assert not (tmp_path / "m").exists()

@@ -199,10 +199,10 @@ class Extent(NamedTuple):
     columns_read
         Numbers per row that are in memory while rows are read, where these are more than the
         columns: of a mapped sample those that the function takes, and those that it makes.
-    on_device
-        Whether another device than the host computes.
     device_memory
-        Bytes of its memory; 0 for the host, and where it is unknown.
+        Bytes of the memory of the device that computes; 0 for the host, and where it is unknown.
+    on_device
+        Whether that is another device than the host.
     """
 
     n_rows: int
@@ -213,8 +213,8 @@ class Extent(NamedTuple):
     materialised: bool = False
     selected: bool = False
     columns_read: int = 0
-    on_device: bool = False
     device_memory: int = 0
+    on_device: bool = False
 
     @property
     def strips(self) -> int:
