@@ -381,7 +381,7 @@ def test_strips_and_tasks_of_a_device_are_few(store):
 
 def test_a_command_names_a_gpu_that_is_not_there(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    fit = ["fit", str(store), "--out", str(tmp_path / "m"), "--kernel", "median"]
+    fit = ["fit", str(store), "--out", str(tmp_path / "m"), "--scheduler", "threads"]
     for device, code, message in (
         ("cuda", 3, "the device 0 of cupy can't be used"),
         ("gpu", 1, "device must be 'cuda', 'cuda:1'"),
