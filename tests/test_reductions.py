@@ -384,7 +384,7 @@ def test_a_command_names_a_gpu_that_is_not_there(store, tmp_path, monkeypatch):
     fit = ["fit", str(store), "--out", str(tmp_path / "m"), "--scheduler", "threads"]
     for device, code, message in (
         ("cuda", 3, "the device 0 of cupy can't be used"),
-        ("gpu", 1, "device must be 'cuda', 'cuda:1'"),
+        ("gpu", 2, "device must be 'cuda', 'cuda:1'"),
     ):
         result = CliRunner().invoke(cli, [*fit, "--device", device])
         assert result.exit_code == code
