@@ -67,6 +67,11 @@ def measurement_line(run: Result) -> str:
     if "rows" in run and "bytes_read" in run:
         words.append(f"{run['rows'] / run['seconds']:,.0f} rows/s")
         words.append(f"{run['bytes_read'] / run['seconds'] / 1e6:,.0f} MB/s")
+    if "predicted" in run:
+        words.append(f"{format_bytes(run['predicted'])} predicted")
+        words.append(f"{format_bytes(run['measured'])} measured")
+    if "outcome" in run:
+        words.append(run["outcome"])
     if "gpu" in run:
         words.append(f"{run['gpu']}, {run['to_device'] / _GIGA:.3g} GB/s to it")
     if run.get("device_bytes"):
