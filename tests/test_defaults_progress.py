@@ -282,3 +282,13 @@ def test_progress_expects_half_of_a_pass_that_may_not_come():
     assert target.event().seconds_left == pytest.approx(5.0 + 30.0)
     target.leave_out(["b"])
     assert target.event().seconds_left == pytest.approx(5.0)
+
+
+def test_rows_of_an_earlier_start_count_for_the_share_and_not_for_the_rate():
+    event = pass_event("strip-moments", 600, 1000, 2.0, resumed=400)
+    assert event.done == 0.6
+    assert event.text == "100 rows/s"
+    assert event.seconds_left == pytest.approx(4.0)
+    event = pass_event("strip-moments", 400, 1000, 2.0, resumed=400)
+    assert event.seconds_left is None
+    assert str(event).endswith("400 rows resumed, 40%")

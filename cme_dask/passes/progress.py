@@ -77,12 +77,15 @@ class Event:
 Listener: TypeAlias = Callable[[Event], None]
 
 
-def pass_event(name: str, rows: int, rows_total: int, seconds: float) -> Event:
-    """The event of a pass that has taken so many seconds for so many rows, at least one."""
-    share = rows / rows_total
-    text = f"{rows / max(seconds, 1e-9):,.0f} rows/s"
-    left = seconds * (1.0 / share - 1.0)
-    return Event(1, 1, name, share, seconds, left, text, None, rows, rows_total)
+def pass_event(name: str, rows: int, rows_total: int, seconds: float, resumed: int = 0) -> Event:
+    """The event of a pass that has done so many rows, at least one, since it began.
+
+    ``resumed`` of them were done before, and took no time.
+    """
+    read = rows - resumed
+    text = f"{read / max(seconds, 1e-9):,.0f} rows/s" if read else f"{resumed:,} rows resumed"
+    left = seconds * (rows_total - rows) / read if read else None
+    return Event(1, 1, name, rows / rows_total, seconds, left, text, None, rows, rows_total)
 
 
 @dataclass(frozen=True)

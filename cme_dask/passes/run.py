@@ -178,14 +178,17 @@ def run_pass(
     if panel is not None:
         panel.begin_pass(name, n, len(runs))
     begin, marks = time.perf_counter(), [(0, 0.0)]  # rows that tasks wrote, seconds
+    resumed = 0
 
-    def ended(number: int) -> None:
+    def ended(number: int, before: bool = False) -> None:
+        nonlocal resumed
         first, last = runs[number].own or (runs[number].start, runs[number].stop)
+        resumed += last - first if before else 0
         marks.append((marks[-1][0] + last - first, time.perf_counter() - begin))
         if panel is not None:
             panel.continue_pass(*marks[-1])
         if progress is not None:
-            progress(pass_event(name, marks[-1][0], n, marks[-1][1]))
+            progress(pass_event(name, marks[-1][0], n, marks[-1][1], resumed))
 
     shared = Pass.of(sample, reductions, executor, index)
     try:
@@ -418,7 +421,7 @@ def _checkpointed(
     sample: Sample,
     extent: Extent,
     runs: list[RowRange],
-    on_done: Callable[[int], None],
+    on_done: Callable[[int, bool], None],
 ) -> tuple[int, Any]:
     """The sums over all rows of a pass whose partial results are in a checkpoint."""
     checkpoint, name = executor.checkpoint, shared.reductions[0].name
@@ -431,7 +434,7 @@ def _checkpointed(
     if total is not None:
         checkpoint.resumed_strips += sum(run.strips for run in runs)
         for number in range(len(runs)):
-            on_done(number)
+            on_done(number, True)
         return total
     done = [sums.has(run.start) for run in runs]
     checkpoint.resumed_strips += sum(r.strips for r, there in zip(runs, done, strict=True) if there)
@@ -446,7 +449,7 @@ def _checkpointed(
         _combine,
         shared=replace(shared, sums=sums),
         name=name,
-        on_done=lambda number: on_done(share[number]),
+        on_done=lambda number: on_done(share[number], done[share[number]]),
     )
     summed = result[2]
     assert summed is not None
