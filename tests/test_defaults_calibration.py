@@ -1,10 +1,12 @@
 """Laws are calibrated: too wide ones become narrower by what held-out rows say, others stay."""
 
 import json
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import legendre
 
 from cme_dask import JointDistribution, kernels, load, merge
 from cme_dask.errors import DataError, StoreError
@@ -15,7 +17,7 @@ ALL_HELD_ROWS = True
 
 def calibrated_by_hand(weights, means, exponents, support):
     """The formula of the docstring, one cell after the other."""
-    a, b = exponents
+    a, b, *factors = exponents
     found = np.zeros_like(weights)
     for i, w in enumerate(weights):
         for s in range(len(w)):
@@ -25,6 +27,8 @@ def calibrated_by_hand(weights, means, exponents, support):
                 level += 0.5 * w[means[:, j] == means[s, j]].sum()
                 level = min(max(level, 1e-3), 1 - 1e-3)
                 factor *= (level ** a[j] * (1 - level) ** b[j]) ** support[i]
+                for degree, c in enumerate(factors, start=2):
+                    factor *= np.exp(support[i] * c[j] * legendre(degree)(2 * level - 1))
             found[i, s] = w[s] * factor
     return found / found.sum(axis=1, keepdims=True)
 
@@ -35,15 +39,20 @@ def test_calibrated_weights_are_those_of_the_formula():
     laws = rng.dirichlet(np.ones(9), size=600) * (rng.random((600, 9)) < 0.8)
     laws /= laws.sum(axis=1, keepdims=True)
     support = rng.random(600)
-    exponents = np.array([[0.7, -0.2], [0.1, 0.4]])
-    found = Calibration(exponents).weights(laws, Levels(means, [0, 1]), support)
-    assert_allclose(found, calibrated_by_hand(laws, means, exponents, support), atol=1e-14)
-    still = Calibration(exponents).weights(laws, Levels(means, [0, 1]), np.zeros(600))
-    assert_allclose(still, laws, atol=1e-15)
+    every = np.array([[0.7, -0.2], [0.1, 0.4], [-0.5, 0.3], [0.2, 0.1], [0.6, -0.4]])
+    for exponents in (every[:2], every):
+        found = Calibration(exponents).weights(laws, Levels(means, [0, 1]), support)
+        assert_allclose(found, calibrated_by_hand(laws, means, exponents, support), atol=1e-14)
+        still = Calibration(exponents).weights(laws, Levels(means, [0, 1]), np.zeros(600))
+        assert_allclose(still, laws, atol=1e-15)
+        again = Calibration.from_list(Calibration(exponents).to_list(), 2)
+        assert_array_equal(again.exponents, exponents)
+    with pytest.raises(ValueError, match="needs 2 x 2 or 5 x 2 finite exponents"):
+        Calibration.from_list(every[:3].tolist(), 2)
 
 
-def held_rows(seed, folds=5, rows=400, width=1.5, cells=181):
-    """Laws N(m, width) on cells where the truth is N(m, 1)."""
+def held_rows(seed, folds=5, rows=400, width=1.5, cells=181, noise=np.random.Generator.normal):
+    """Laws N(m, width) on cells where the truth is N(m, 1), or that of another noise."""
     rng = np.random.default_rng(seed)
     points = np.linspace(-9, 9, cells)
     found = []
@@ -51,7 +60,7 @@ def held_rows(seed, folds=5, rows=400, width=1.5, cells=181):
         centre = rng.normal(size=rows)
         laws = np.exp(-0.5 * ((points - centre[:, None]) / width) ** 2)
         laws /= laws.sum(axis=1, keepdims=True)
-        at = np.abs(points - (centre + rng.normal(size=rows))[:, None]).argmin(axis=1)
+        at = np.abs(points - (centre + noise(rng, size=rows))[:, None]).argmin(axis=1)
         units = rng.integers(0, 1 << 40, size=rows).astype(np.uint64)
         found.append(HeldRows(laws, at, np.ones(rows), np.ones(rows), units))
     return found, points[:, None]
@@ -107,6 +116,62 @@ def test_calibrated_laws_stay_what_they_are():
     learned = learn_calibration(folds, means, [0])
     assert not learned.pays
     assert np.abs(learned.calibration.exponents).max() < 0.2
+
+
+def peaked(rng, size):
+    """Narrow in the middle, with a normal law's share of large values."""
+    return rng.normal(size=size) * np.where(rng.random(size) < 0.3, 1.7, 0.5)
+
+
+def covered(folds, means, level, calibration=None):
+    """Share of the rows in the central intervals of the laws."""
+    levels, inside = Levels(means, [0]), []
+    for fold in folds:
+        laws = fold.laws
+        if calibration is not None:
+            laws = calibration.weights(laws, levels, fold.support)
+        below = (np.cumsum(laws, axis=1) - laws / 2)[np.arange(len(laws)), fold.cells]
+        inside.append(abs(below - 0.5) < level / 2)
+    return np.concatenate(inside).mean()
+
+
+def test_polynomials_narrow_the_middle_and_leave_the_ends():
+    """Exponents alone would narrow the ends as well, where there are as many rows as they say."""
+    folds, means = held_rows(5, rows=600, width=1.0, noise=peaked)
+    fresh, _ = held_rows(6, folds=40, rows=600, width=1.0, noise=peaked)
+    learned = learn_calibration(folds, means, [0])
+    assert learned.pays
+    assert learned.calibration.exponents.shape == (5, 1)
+    simple = learn_calibration([replace(f, **first(f, 90)) for f in folds], means, [0])
+    assert simple.calibration.exponents.shape == (2, 1)  # of few rows
+    for level, wide in ((0.5, 0.1), (0.8, 0.04)):
+        assert covered(fresh, means, level) > level + wide
+        assert abs(covered(fresh, means, level, learned.calibration) - level) < 0.015
+
+
+def first(fold, count):
+    """The first rows of a fold."""
+    return {field.name: getattr(fold, field.name)[:count] for field in fields(fold)}
+
+
+def test_polynomials_are_the_maximum_and_need_a_gain():
+    folds, means = held_rows(7, rows=600, width=1.0, noise=peaked)
+    exponents = learn_calibration(folds, means, [0]).calibration.exponents
+
+    def objective(theta):
+        gains = []
+        for fold in folds:
+            new = Calibration(theta).weights(fold.laws, Levels(means, [0]), fold.support)
+            at = np.arange(len(new)), fold.cells
+            gains.append(np.log(new[at] / fold.laws[at]))
+        return np.mean(gains) - (theta**2).sum() / (2 * 3000)
+
+    best = objective(exponents)
+    for k in range(5):
+        for step in (0.03, -0.03):
+            assert objective(exponents + step * np.eye(5)[:, [k]]) < best
+    normal, means = held_rows(8, rows=600)
+    assert learn_calibration(normal, means, [0]).calibration.exponents.shape == (2, 1)
 
 
 @pytest.fixture(scope="module")

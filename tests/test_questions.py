@@ -63,8 +63,11 @@ def dense_weights(model, x, support):
         t = (sums - 1.0) / mass
         last = np.flatnonzero(g[order] > t)[-1]
         law[:] = model.masses * np.maximum(g - t[last], 0.0)
-    levels = Levels(model.y.cells.means, [0]).features(laws / laws.sum(axis=1, keepdims=True))
-    tilted = laws * np.exp(levels @ model.calibration.exponents[:, 0] * support[:, None])
+    exponents = model.calibration.exponents
+    levels = Levels(model.y.cells.means, [0]).features(
+        laws / laws.sum(axis=1, keepdims=True), len(exponents)
+    )
+    tilted = laws * np.exp(np.tensordot(exponents[:, 0], levels, axes=1) * support[:, None])
     return tilted / tilted.sum(axis=1, keepdims=True)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.polynomial import legendre
 
 from cme_dask.kernels.base import is_a
 
@@ -15,8 +16,10 @@ Group = tuple[Array, Array, Array]
 NEAR_PIVOTS = 256
 """Pivots of each basis that span the effective support of calibrations that are learned."""
 
+_TERMS = 2, 5  # numbers of a column: without polynomials, and with those of degrees 2 to 4
+_ENOUGH = 500  # rows that tell three more numbers of a column
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
-_ROWS = 256  # laws at once: what is made of them stays in cache
+_ROWS = 64  # laws at once: what is made of them stays in cache
 _AT_ONCE = 64  # of those that are calibrated alone
 _STEPS = 25
 _CONVERGED = 1e-6
@@ -28,18 +31,21 @@ class Calibration:
 
     The mass :math:`w_s` of the cell s of a law becomes
 
-    .. math:: w_s' \propto w_s \prod_j F_j(s)^{e a_j} (1 - F_j(s))^{e b_j},
+    .. math:: w_s' \propto w_s \prod_j \Bigl(F_j(s)^{a_j} (1 - F_j(s))^{b_j}
+              \exp \sum_{k=2}^4 c_{jk} P_k(2 F_j(s) - 1)\Bigr)^e,
 
     where :math:`F_j(s)` is the level of the cell under the law itself: the probability of a smaller
-    value of column j, and half of that of the same one. So :math:`F_j` is followed by the
-    distribution function of a Beta(1 + a_j, 1 + b_j) variable: positive exponents narrow a law
-    that is too wide, negative ones widen one that is too narrow. The effective support e of x, from
-    0 to 1, lets a law far from all data stay what it is.
+    value of column j, and half of that of the same one. Without the polynomials of Legendre,
+    :math:`F_j` is followed by the distribution function of a Beta(1 + a_j, 1 + b_j) variable:
+    positive exponents narrow a law that is too wide, negative ones widen one that is too narrow.
+    Polynomials change its middle and leave its ends. The effective support e of x, from 0 to 1,
+    lets a law far from all data stay what it is.
 
     Parameters
     ----------
     exponents
-        a and b, shape (2, d); zeros for columns of labels.
+        a and b, and c where there are polynomials: shape (2, d) or (5, d); zeros for columns of
+        labels.
     pivots
         Number of pivots of each basis that span e; None for all of them. More cost what they
         square to at each point, and tell near from far no better.
@@ -48,7 +54,8 @@ class Calibration:
     -----
     Averages of calibrated laws are too wide, and so are projections of signed ones, which lose the
     negative masses that made them narrow. Source: the beta-transformed linear pool of Gneiting and
-    Ranjan (2013), Electronic Journal of Statistics 7, 1747; the product over columns is ours.
+    Ranjan (2013), Electronic Journal of Statistics 7, 1747; the product over columns, and the
+    polynomials, are ours.
     """
 
     exponents: Array
@@ -85,10 +92,11 @@ class Calibration:
 
     @classmethod
     def from_list(cls, values: Any, width: int, pivots: int | None = None) -> Self:
-        """Inverse of :meth:`to_list`; ValueError on anything else than 2 x width finite numbers."""
+        """Inverse of :meth:`to_list`; ValueError on other than 2 or 5 x width finite numbers."""
         exponents = np.array(values, dtype=np.float64)
-        if exponents.shape != (2, width) or not np.isfinite(exponents).all():
-            raise ValueError(f"the calibration needs 2 x {width} finite exponents")
+        shapes = [(rows, width) for rows in _TERMS]
+        if exponents.shape not in shapes or not np.isfinite(exponents).all():
+            raise ValueError(f"the calibration needs 2 x {width} or 5 x {width} finite exponents")
         if not (pivots is None or (is_a(pivots, int) and pivots > 0)):
             raise ValueError(f"the calibration needs a positive number of pivots, got {pivots!r}")
         return cls(exponents, pivots)
@@ -106,6 +114,7 @@ class Levels:
     """
 
     def __init__(self, means: Array, columns: Sequence[int]) -> None:
+        self.columns = list(columns)
         result = (np.unique(means[:, j], return_inverse=True) for j in columns)
         every = np.arange(len(means))
         # None where the cells are in the order of their values, as those of a single column are.
@@ -120,38 +129,72 @@ class Levels:
             for values, group in result
         ]
 
-    def features(self, weights: Array) -> Array:
-        """Logarithms of F_j and of 1 - F_j, shape (b, S, 2 q), of laws (b, S)."""
+    def terms(self, theta: Array) -> int:
+        """Numbers of each column, where ``theta`` has those of all."""
+        return len(theta) // len(self.columns) if self.columns else _TERMS[0]
+
+    def features(self, weights: Array, terms: int = _TERMS[0]) -> Array:
+        """Logarithms of F_j and of 1 - F_j, then polynomials, shape (terms q, b, S), of laws."""
         q = len(self._groups)
-        result = np.empty((*weights.shape, 2 * q))
+        result = np.empty((terms * q, *weights.shape))
         for j, group in enumerate(self._groups):
-            below, above = self._logarithms(weights, group)
-            result[:, :, j], result[:, :, q + j] = _per_cell(below, group), _per_cell(above, group)
+            level = self._level(weights, group)
+            below, above = _logarithms(level)
+            values = [below, above]
+            if terms > _TERMS[0]:
+                values += _polynomials(level)
+            for k, one in enumerate(values):
+                result[k * q + j] = _per_cell(one, group)
         return result
 
     def tilt(self, weights: Array, exponents: Array) -> Array:
-        """Sums of these logarithms times exponents (2, q), shape (b, S)."""
+        """Sums of these times exponents (terms, q), shape (b, S)."""
         result: Array = 0.0
         for j, group in enumerate(self._groups):
-            below, above = self._logarithms(weights, group)
+            level = self._level(weights, group)
+            below, above = _logarithms(level)
             below *= exponents[0, j]
             above *= exponents[1, j]
             below += above
+            if len(exponents) > _TERMS[0]:
+                powers = legendre.leg2poly([0.0, 0.0, *exponents[2:, j]])
+                level *= 2.0
+                level -= 1.0
+                np.multiply(level, powers[-1], out=above)
+                for power in powers[-2:0:-1]:  # by Horner's rule
+                    above += power
+                    above *= level
+                below += above
+                below += powers[0]
             result = _per_cell(below, group) + result
         return result
 
-    def _logarithms(self, weights: Array, group: Group | None) -> tuple[Array, Array]:
-        """Logarithms of F and of 1 - F at each value of a column, ascending."""
+    def _level(self, weights: Array, group: Group | None) -> Array:
+        """F at each value of a column, ascending."""
         masses = weights
         if group is not None:
             _, order, starts = group
             masses = np.add.reduceat(weights[:, order], starts, axis=1)
         level = np.cumsum(masses, axis=1)
         level -= 0.5 * masses
-        np.clip(level, _LEAST, 1.0 - _LEAST, out=level)
-        below = np.log(level)
-        np.subtract(1.0, level, out=level)  # not small, thus exact to rounding
-        return below, np.log(level, out=level)
+        return np.clip(level, _LEAST, 1.0 - _LEAST, out=level)
+
+
+def _logarithms(level: Array) -> tuple[Array, Array]:
+    """Logarithms of F and of 1 - F, which is not small, thus exact to rounding."""
+    above = np.subtract(1.0, level)
+    return np.log(level), np.log(above, out=above)
+
+
+def _polynomials(level: Array) -> list[Array]:
+    """Polynomials of Legendre of u = 2 F - 1."""
+    u = 2.0 * level - 1.0
+    squares = u * u
+    return [
+        1.5 * squares - 0.5,
+        (2.5 * squares - 1.5) * u,
+        (4.375 * squares - 3.75) * squares + 0.375,
+    ]
 
 
 def _per_cell(values: Array, group: Group | None) -> Array:
@@ -221,7 +264,8 @@ def learn_calibration(
     where :math:`\theta` holds a and b, t the logarithms of F and 1 - F times the effective support,
     and :math:`s_i` is the cell of the row. It is concave; at the maximum, the mean of t at the rows
     is that under the calibrated laws. The gain is measured at exponents without the fold of a row:
-    one step of Newton's method from those of all folds.
+    one step of Newton's method from those of all folds. Polynomials are tried where such a step
+    towards them promises a log likelihood of more than one for each, and kept if they gain more.
 
     Parameters
     ----------
@@ -233,8 +277,27 @@ def learn_calibration(
         Positions of the columns to calibrate.
     """
     levels, n = Levels(means, columns), sum(len(fold.cells) for fold in folds)
+    few, many = (terms * len(columns) for terms in _TERMS)
+    simple = _learned(folds, levels, means, np.zeros(few))
+    if n < _ENOUGH or not columns:
+        return simple
+    start = np.zeros(many)
+    start[:few] = simple.calibration.exponents[:, list(columns)].ravel()
     total = float(sum(fold.weights.sum() for fold in folds))
-    theta = np.zeros(2 * len(columns))
+    gradients, curvatures = _derivatives(folds, levels, start, total, n)
+    gradient = gradients.sum(axis=0)
+    promised = 0.5 * gradient @ np.linalg.solve(curvatures.sum(axis=0), gradient)
+    if promised * n <= many - few:
+        return simple
+    return max(simple, _learned(folds, levels, means, start), key=lambda one: one.gain)
+
+
+def _learned(
+    folds: Sequence[HeldRows], levels: "Levels", means: Array, theta: Array
+) -> LearnedCalibration:
+    """The calibration with as many numbers as ``theta`` has, from which the method starts."""
+    n = sum(len(fold.cells) for fold in folds)
+    total = float(sum(fold.weights.sum() for fold in folds))
     for _ in range(_STEPS):
         gradients, curvatures = _derivatives(folds, levels, theta, total, n)
         step = np.linalg.solve(curvatures.sum(axis=0), gradients.sum(axis=0))
@@ -255,8 +318,8 @@ def learn_calibration(
     sums = np.bincount(units, share * (gained - gain))
     count = len(sums)
     std = float(np.sqrt(count / (count - 1) * (sums @ sums))) if count > 1 else np.inf
-    exponents = np.zeros((2, means.shape[1]))
-    exponents[:, list(columns)] = theta.reshape(2, -1)
+    exponents = np.zeros((levels.terms(theta), means.shape[1]))
+    exponents[:, levels.columns] = theta.reshape(len(exponents), -1)
     return LearnedCalibration(Calibration(exponents), gain, std, n)
 
 
@@ -267,16 +330,17 @@ def _derivatives(
     gradients, curvatures = [], []
     for fold in folds:
         gradient, curvature = np.zeros(len(theta)), np.zeros((len(theta), len(theta)))
-        for here, features in _features(fold, levels):
-            laws = _tilted(fold.laws[here], features @ theta)[0]
-            mean = (laws[:, None, :] @ features)[:, 0]
-            seen = features[np.arange(len(mean)), fold.cells[here]]
+        for here, features in _features(fold, levels, theta):
+            laws = _tilted(fold.laws[here], np.tensordot(theta, features, axes=1))[0]
+            at = np.arange(len(laws)), fold.cells[here]
             weights = fold.weights[here] / total
-            gradient += weights @ (seen - mean)
-            scaled = features * (laws * weights[:, None])[:, :, None]
-            flat = features.reshape(-1, len(theta))
-            curvature += scaled.reshape(-1, len(theta)).T @ flat
-            curvature -= (mean * weights[:, None]).T @ mean
+            weighted = features * laws
+            mean = weighted.sum(axis=2)
+            gradient += (features[:, *at] - mean) @ weights
+            weighted *= weights[:, None]
+            rows = len(theta), -1
+            curvature += weighted.reshape(rows) @ features.reshape(rows).T
+            curvature -= (mean * weights) @ mean.T
         part = len(fold.cells) / n
         gradients.append(gradient - part * theta / n)
         curvatures.append(curvature + part * np.eye(len(theta)) / n)
@@ -286,16 +350,20 @@ def _derivatives(
 def _log_gain(fold: HeldRows, levels: Levels, theta: Array) -> Array:
     """Logarithm of the calibrated over the given density at the rows of a fold, shape (b,)."""
     result = np.empty(len(fold.cells))
-    for here, features in _features(fold, levels):
-        tilt = features @ theta
+    for here, features in _features(fold, levels, theta):
+        tilt = np.tensordot(theta, features, axes=1)
         seen = tilt[np.arange(len(tilt)), fold.cells[here]]
         result[here] = seen - _tilted(fold.laws[here], tilt)[1]
     return result
 
 
-def _features(fold: HeldRows, levels: Levels) -> Iterator[tuple[slice, Array]]:
+def _features(fold: HeldRows, levels: Levels, theta: Array) -> Iterator[tuple[slice, Array]]:
+    """The features of which ``theta`` are the factors."""
+    terms = levels.terms(theta)
     for here in _slices(len(fold.cells)):
-        yield here, levels.features(fold.laws[here]) * fold.support[here, None, None]
+        features = levels.features(fold.laws[here], terms)
+        features *= fold.support[here, None]
+        yield here, features
 
 
 def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
