@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from conftest import write_store
 
 import cme_dask
-from cme_dask import PivotedCholesky, kernels, load, open_sample
+from cme_dask import JointClassifier, PivotedCholesky, kernels, load, open_sample
 from cme_dask.cli import cli
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.runner import OUTPUTS
@@ -474,3 +474,15 @@ def test_the_promises_name_their_tests():
     text = (ROOT / "SECURITY.md").read_text()
     assert "tests/fuzz.py" in text
     assert "docs/errors.md" in text
+
+
+@pytest.mark.parametrize("forged", [["up", ["down"]], ["up", 1], ["up"], "up", [{}, {}]])
+def test_labels_that_are_no_labels_are_those_of_the_columns(forged):
+    """What a classifier notes of the types of labels may be forged; the texts are checked."""
+    x = np.linspace(-1.0, 1.0, 60)[:, None]
+    kernel = kernels.Gaussian(0.5)
+    fit = JointClassifier(kernel_x=kernel, kernel_y=kernels.Categorical(0.5), max_rank=9)
+    model = fit.fit(x, np.where(x[:, 0] > 0.0, "up", "down"), scheduler="synchronous").model_
+    expected = model.predict(x).tolist()
+    model.about["classes"] = forged
+    assert model.predict(x).tolist() == expected

@@ -270,7 +270,10 @@ class PairModel(Model):
         labels: Sequence[Any] = columns.categories[columns.names[0]]
         result = self.about.get("classes")  # in their own type, where a classifier was fitted
         whole = isinstance(result, list) and len(result) == len(labels)
-        return np.asarray(result if whole else labels)
+        alike = whole and any(
+            all(isinstance(v, kind) for v in result) for kind in (str, int, float)
+        )
+        return np.asarray(result if alike else labels)
 
     def score(self, X: Any, Y: Any, sample_weight: Any = None) -> float:
         """R^2 of the predicted means, or the accuracy of predicted labels; higher is better.
