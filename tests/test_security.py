@@ -486,3 +486,18 @@ def test_labels_that_are_no_labels_are_those_of_the_columns(forged):
     expected = model.predict(x).tolist()
     model.about["classes"] = forged
     assert model.predict(x).tolist() == expected
+
+
+def test_an_array_that_holds_others_is_no_array(tmp_path):
+    """Its chunks would be missing, and missing chunks are zeros."""
+    store = write_store(tmp_path / "s", np.ones((300, 2)), np.zeros((300, 1)))
+    root, inner = store / "zarr.json", store / "row_sample" / "y" / "zarr.json"
+    both = root.read_bytes(), inner.read_bytes()
+    root.write_bytes(both[1]), inner.write_bytes(both[0])
+    with pytest.raises(
+        StoreError, match=r"an array, but holds others \(chunk_checksums, row_sample, x, y\)"
+    ):
+        open_sample(store)
+    root.write_bytes(both[0]), inner.write_bytes(both[1])
+    assert open_sample(store).n_rows == 300
+    assert open_sample(str(store / "x")).n_rows == 300

@@ -43,6 +43,7 @@ DECODE_ERRORS = (
 """What zarr, its codecs and its stores raise on bytes that don't decode."""
 
 _CHECKSUM, _CHECKSUMS = "checksum", "chunk_checksums"
+_NODES = "zarr.json", ".zarray", ".zgroup"  # descriptions of arrays and groups
 _LONGEST = 200
 _LARGEST = 1 << 30  # bytes of a chunk: Blosc takes 2 GB at most
 _SAFE_CODECS = {  # of Zarr 2, by name; those left out run code, or are not known
@@ -109,7 +110,31 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
                 + remedy("cme_dask.ingest, or read them with pandas", "cme-dask ingest")
             ) from error
         raise StoreError(f"{where} is no readable Zarr store: {brief(error)}") from error
-    return safe(result, where) if isinstance(result, zarr.Array) else result
+    if not isinstance(result, zarr.Array):
+        return result
+    _check_alone(where)
+    return safe(result, where)
+
+
+def _check_alone(where: str) -> None:
+    """StoreError on an array in whose folder others lie: its description is that of another one.
+
+    Its chunks would then be missing, which Zarr reads as zeros.
+    """
+    if not os.path.isdir(where):
+        return
+    with os.scandir(where) as entries:
+        within = [each for each in entries if not each.name.isdigit() and each.is_dir()]
+    others = sorted(
+        each.name
+        for each in within
+        if any(_exists(os.path.join(each.path, name)) for name in _NODES)
+    )
+    if others:
+        raise StoreError(
+            f"{where} is described as an array, but holds others ({brief(', '.join(others))}): "
+            "restore its zarr.json from a copy"
+        )
 
 
 def _exists(path: str | os.PathLike[str]) -> bool:

@@ -268,12 +268,10 @@ class PairModel(Model):
         """The labels, shape (K,), where y is one column of them."""
         columns = self.columns_y
         labels: Sequence[Any] = columns.categories[columns.names[0]]
-        result = self.about.get("classes")  # in their own type, where a classifier was fitted
-        whole = isinstance(result, list) and len(result) == len(labels)
-        alike = whole and any(
-            all(isinstance(v, kind) for v in result) for kind in (str, int, float)
-        )
-        return np.asarray(result if alike else labels)
+        found = self.about.get("classes")  # in their own type, where a classifier was fitted
+        given = found if isinstance(found, list) and len(found) == len(labels) else []
+        alike = any(all(isinstance(each, kind) for each in given) for kind in (str, int, float))
+        return np.asarray(given if given and alike else labels)
 
     def score(self, X: Any, Y: Any, sample_weight: Any = None) -> float:
         """R^2 of the predicted means, or the accuracy of predicted labels; higher is better.
