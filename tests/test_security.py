@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import dask
@@ -18,7 +19,14 @@ from click.testing import CliRunner
 from conftest import write_store
 
 import cme_dask
-from cme_dask import JointClassifier, PivotedCholesky, kernels, load, open_sample
+from cme_dask import (
+    EmbeddingClassifier,
+    JointClassifier,
+    PivotedCholesky,
+    kernels,
+    load,
+    open_sample,
+)
 from cme_dask.cli import cli
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.runner import OUTPUTS
@@ -501,3 +509,11 @@ def test_an_array_that_holds_others_is_no_array(tmp_path):
     root.write_bytes(both[0]), inner.write_bytes(both[1])
     assert open_sample(store).n_rows == 300
     assert open_sample(str(store / "x")).n_rows == 300
+
+
+def test_held_out_errors_of_a_classifier_are_a_table():
+    x = np.linspace(-1.0, 1.0, 60)[:, None]
+    fit = EmbeddingClassifier(kernel_x=kernels.Gaussian(0.5), reg=1e-3, max_rank=9)
+    model = fit.fit(x, np.where(x[:, 0] > 0.0, "up", "down"), scheduler="synchronous").model_
+    with pytest.raises(DataError, match="the held-out errors do not fit"):
+        replace(model, about=model.about | {"held_out": 0.5})

@@ -337,9 +337,9 @@ class EmbeddingModel(LinearEmbedding):
         if {name: values.shape for name, values in self.moments.items()} != shapes:
             raise DataError(f"the moments should have the shapes {shapes}")
         try:
-            _ = self._calibrated()
-        except (TypeError, ValueError, KeyError) as error:
-            raise DataError("the calibration does not fit") from error
+            _ = self._calibrated(), self.held_out
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise DataError("the calibration or the held-out errors do not fit") from error
 
     def contents(self) -> dict[str, Any]:
         """JSON form of the columns and functions that queries accept, and the held-out errors."""
