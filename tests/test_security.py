@@ -515,5 +515,6 @@ def test_held_out_errors_of_a_classifier_are_a_table():
     x = np.linspace(-1.0, 1.0, 60)[:, None]
     fit = EmbeddingClassifier(kernel_x=kernels.Gaussian(0.5), reg=1e-3, max_rank=9)
     model = fit.fit(x, np.where(x[:, 0] > 0.0, "up", "down"), scheduler="synchronous").model_
-    with pytest.raises(DataError, match="the held-out errors do not fit"):
-        replace(model, about=model.about | {"held_out": 0.5})
+    model._validate()
+    with pytest.raises(DataError, match="the held-out errors do not fit"):  # as reading does
+        replace(model, about=model.about | {"held_out": 0.5})._validate()
