@@ -51,14 +51,14 @@ class Buffers(NamedTuple):
     Attributes
     ----------
     points, bounds, tree
-        Of the cells; the hashes of ``bounds`` as :func:`_comparable`.
+        Of the cells; on a device ``bounds`` are :func:`_comparable`, and the tree is brought there.
     values, columns, point
         Memory of all strips: that of fresh arrays comes and goes, for which threads wait.
     """
 
     points: Array
     bounds: Array
-    tree: Placed
+    tree: Placed | None
     values: Scratch
     columns: Scratch
     point: Scratch
@@ -449,7 +449,8 @@ class CellReduction(Reduction[CellSums, CellSums]):
         points = np.ascontiguousarray(self.support.points.T, dtype=np.float64)
         bounds = self.bounds if is_numpy_array(like) else _comparable(self.bounds)
         points, bounds = (xp.asarray(a, device=place) for a in (points, bounds))
-        return Buffers(points, bounds, self.support.placed(like), Scratch(), Scratch(), Scratch())
+        tree = None if is_numpy_array(like) else self.support.placed(like)
+        return Buffers(points, bounds, tree, Scratch(), Scratch(), Scratch())
 
     def update(self, state: Buffers, strip: Strip) -> CellSums:
         """Sums over one strip."""
@@ -501,13 +502,6 @@ class CellReduction(Reduction[CellSums, CellSums]):
             xp.maximum(a.high, b.high),
             a.integer & b.integer,
         )
-
-    def finalize(self, total: CellSums) -> CellSums:
-        """The sums, with hashes as they are on the host."""
-        keys = total.bottom.hashes
-        if keys.dtype == np.uint64:
-            return total
-        return total._replace(bottom=total.bottom._replace(hashes=keys.view(np.uint64) ^ _SIGN))
 
     def _on_host(
         self, state: Buffers, part: Array, weights: Array | None, folds: Array, cells: Array
@@ -585,6 +579,8 @@ class CellReduction(Reduction[CellSums, CellSums]):
         per_weight = 1.0 / np.where(mass > 0.0, mass, 1.0)[:, None]
         away, squares = away * per_weight, squares * per_weight
         retained = sums.bottom.first(ROWS_PER_CELL)
+        if retained.hashes.dtype != np.uint64:  # of a device, see _comparable
+            retained = retained._replace(hashes=retained.hashes.view(np.uint64) ^ _SIGN)
         whole = np.bincount(retained.cells, minlength=size) == counts
 
         # Cells without rows have their point as the only atom, of weight zero.

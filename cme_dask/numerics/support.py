@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_numpy_array
 
 from cme_dask.codec import Shape
 from cme_dask.errors import DataError
@@ -160,9 +160,12 @@ class Support:
     def assign(self, rows: Array, placed: Placed | None = None) -> Array:
         """Cell numbers, integers of shape (n,), of rows (n, d); see :meth:`placed`."""
         xp, place = array_namespace(rows), device(rows)
-        there, ends = self.placed(rows) if placed is None else placed
+        if placed is None and not is_numpy_array(rows):
+            placed = self.placed(rows)
         if self.left is None:
-            return xp.searchsorted(there[0][0], rows[:, 0])
+            thresholds = self.thresholds if placed is None else placed[0][0][0]
+            return xp.searchsorted(thresholds, rows[:, 0])
+        there, ends = placed or (self.levels, self.leaves)
         (n, d), ops = rows.shape, in_place(rows)
         result = xp.empty(n, dtype=xp.int64, device=place)
         # Memory of all blocks: that of fresh arrays comes and goes, for which threads wait.

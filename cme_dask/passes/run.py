@@ -165,9 +165,9 @@ def run_pass(
         reductions = [*reductions, MissingCounts()]
     name, chunk_rows = reductions[0].name, reductions[0].chunk_rows
     sample = sample.for_folds(max(one.n_folds for one in reductions))
-    extent = extent_of(
-        sample, executor, reductions[0].strip_rows, on_device=_on_device(executor, reductions)
-    )
+    shared = Pass.of(sample, reductions, executor, index)
+    strip_rows, on_device = reductions[0].strip_rows, shared.device is not None
+    extent = extent_of(sample, executor, strip_rows, on_device=on_device)
     for one in reductions:
         around += one.cost(extent)
     runs, memory = plan_pass(around, extent, executor, chunk_rows)
@@ -190,7 +190,6 @@ def run_pass(
         if progress is not None:
             progress(pass_event(name, marks[-1][0], n, marks[-1][1], resumed))
 
-    shared = Pass.of(sample, reductions, executor, index)
     try:
         if executor.checkpoint is None:
             tasks = [(run, shared.given(sample, run)) for run in runs]
@@ -295,6 +294,7 @@ class Pass:
     ) -> Self:
         """These reductions of the sources ``sample.reads``, where an executor runs tasks."""
         shares_memory = executor.shares_memory
+        on_device = all(one.on_device for one in reductions)
         return cls(
             tuple(reductions),
             tuple(None if s.held_whole(shares_memory) else s for s in sample.reads),
@@ -308,7 +308,7 @@ class Pass:
             index,
             sample.dropping,
             sample.filled,
-            executor.device if _on_device(executor, reductions) else None,
+            executor.device if on_device else None,
         )
 
     def given(self, sample: Sample, run: RowRange) -> tuple[Any, ...]:
@@ -475,11 +475,6 @@ def _waiting(shard: tuple[int, int] | None, sums: PassSums) -> str:
 
 
 # How a pass is cut into tasks, and the memory that it takes
-
-
-def _on_device(executor: Executor, reductions: Sequence[Reduction[Any, Any]]) -> bool:
-    """Whether a pass computes on the device of the executor, which all of it must know to do."""
-    return executor.device is not None and all(one.on_device for one in reductions)
 
 
 def extent_of(
