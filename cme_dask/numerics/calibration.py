@@ -17,7 +17,8 @@ NEAR_PIVOTS = 256
 """Pivots of each basis that span the effective support of calibrations that are learned."""
 
 _TERMS = 2, 5  # numbers of a column: without polynomials, and with those of degrees 2 to 4
-_ENOUGH = 500  # rows that tell three more numbers of a column
+_ENOUGH = 1500  # rows that tell three more numbers of a column
+_PROMISED = 2.0  # log likelihood that each of these must promise: one in a hundred does by luck
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
 _ROWS = 64  # laws at once: what is made of them stays in cache
 _AT_ONCE = 64  # of those that are calibrated alone
@@ -265,7 +266,7 @@ def learn_calibration(
     and :math:`s_i` is the cell of the row. It is concave; at the maximum, the mean of t at the rows
     is that under the calibrated laws. The gain is measured at exponents without the fold of a row:
     one step of Newton's method from those of all folds. Polynomials are tried where such a step
-    towards them promises a log likelihood of more than one for each, and kept if they gain more.
+    towards them promises a log likelihood of two for each, and kept if they gain more.
 
     Parameters
     ----------
@@ -287,7 +288,7 @@ def learn_calibration(
     gradients, curvatures = _derivatives(folds, levels, start, total, n)
     gradient = gradients.sum(axis=0)
     promised = 0.5 * gradient @ np.linalg.solve(curvatures.sum(axis=0), gradient)
-    if promised * n <= many - few:
+    if promised * n <= _PROMISED * (many - few):
         return simple
     return max(simple, _learned(folds, levels, means, start), key=lambda one: one.gain)
 
