@@ -21,6 +21,7 @@ from benchmarks.measure import (
     Term,
     Together,
     measure,
+    spacing,
 )
 from benchmarks.memory import memory_case
 from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fmca_installed
@@ -46,11 +47,6 @@ _PROGRAM_SECONDS = 35.0  # that they may take
 _SPARSE_SHARE = 0.1  # of gamma_max
 _COVERED = 24  # samples of which intervals are judged
 _COUPLINGS = {200: 5.0, 1000: 60.0}  # landmarks of x and of y, and the seconds aimed at
-
-
-def spacing(rank: int, d: int) -> float:
-    """A length scale near the distance of so many pivots in [0, 1]^d, so that all are reached."""
-    return float(rank ** (-1.0 / d))
 
 
 def machine_case(bench: Bench, size: Size) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.fits import Fit, Rows, StoreRead, write_uniform
 from benchmarks.machine import GemmRate
-from benchmarks.measure import Bench, D, Measurement, Ratio, Size, Term
+from benchmarks.measure import Bench, D, Measurement, Ratio, Size, Term, spacing
 from cme_dask import kernels
 from cme_dask.config import TOL
 from cme_dask.data.generate import write_normal3
@@ -86,7 +86,7 @@ def device_case(bench: Bench, size: Size) -> None:
     write_uniform(store, size.rows, D)
     for rank in size.ranks:
         at, rows = f"device/rank {rank}, {size.rows:,} rows", Rows(size.rows, D, str(store))
-        kernel = kernels.Gaussian(float(rank ** (-1.0 / D))).to_dict()
+        kernel = kernels.Gaussian(spacing(rank, D)).to_dict()
         fit = Fit(rows, "joint", kernel, _TOL, rank, workers=bench.workers)
         _compare(bench, at, fit)
         total = sum(bench.measurements[f"{at}/GPU"].runs[0]["ranks"])

@@ -306,6 +306,11 @@ D = 3
 """Columns of the rows of most cases."""
 
 
+def spacing(rank: int, d: int) -> float:
+    """A length scale near the distance of so many pivots in [0, 1]^d, so that all are reached."""
+    return float(rank ** (-1.0 / d))
+
+
 @dataclass(frozen=True)
 class Size:
     """How large a case is: rows, and the ranks or tolerances it goes through."""

@@ -15,7 +15,14 @@ from conftest import shorten_searches, write_store
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from test_kernels import COMPOSED, SIMPLE
-from test_reductions import THREADS, assert_same, finalized, moments_and_cells, rows
+from test_reductions import (
+    THREADS,
+    assert_same,
+    finalized,
+    moments_and_cells,
+    rows,
+    two_strips,
+)
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -34,7 +41,7 @@ from cme_dask.errors import ResourceError
 from cme_dask.kernels import evaluator
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.devices import Device
-from cme_dask.numerics.reduction import Strip, reduce_strips
+from cme_dask.numerics.reduction import reduce_strips
 from cme_dask.reductions import RunOptions, run
 
 
@@ -105,15 +112,7 @@ def test_kernels_and_bases_are_those_of_numpy(device, kernel):
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_moments_and_cells_are_those_of_numpy(device, single, weighted):
-    x, y, w = (part[:9000] for part in rows())
-    y, w[::7] = y - 51.0, 0.0
-    reductions = moments_and_cells(x, y, w, single)
-    strips = [
-        Strip(np.arange(9000)[s], (x[s], y[s]), w[s] if weighted else None)
-        for s in (slice(0, 5000), slice(5000, None))
-    ]
-    _, ours = reduce_strips(reductions, strips)
-    strips = [replace(strip, _made={}) for strip in strips]
+    reductions, strips, ours = two_strips(single, weighted)
     n, theirs = reduce_strips(reductions, strips, Device.of(device).place)
     assert n == 9000
     assert_same(reductions, finalized(reductions, ours), finalized(reductions, theirs), single)

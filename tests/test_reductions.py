@@ -224,10 +224,8 @@ def assert_same(reductions, ours, theirs, single=False):
                 assert_allclose(getattr(other, name), getattr(mine, name), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weighted, monkeypatch):
-    """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
+def two_strips(single, weighted):
+    """Reductions, strips of 9,000 rows that nothing was made of yet, and the sums on the host."""
     x, y, w = (part[:9000] for part in rows())
     y, w[::7] = y - 51.0, 0.0
     reductions = moments_and_cells(x, y, w, single)
@@ -235,11 +233,19 @@ def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weight
         Strip(np.arange(9000)[s], (x[s], y[s]), w[s] if weighted else None)
         for s in (slice(0, 5000), slice(5000, None))
     ]
-    rows_of, ours = reduce_strips(reductions, strips)
+    n, ours = reduce_strips(reductions, strips)
+    assert n == 9000
+    return reductions, [replace(strip, _made={}) for strip in strips], ours
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weighted, monkeypatch):
+    """Mixing devices raises, and so does reading an array of the second one as one of NumPy."""
+    reductions, strips, ours = two_strips(single, weighted)
     counted, device = Counted(monkeypatch), strict.Device("device1")
-    strips = [replace(strip, _made={}) for strip in strips]
     n, theirs = reduce_strips(reductions, strips, lambda a: strict.asarray(a, device=device))
-    assert n == rows_of == 9000
+    assert n == 9000
     assert counted.transfers == 2 + 2 * 10  # each array of the sums once
     assert_same(reductions, finalized(reductions, ours), finalized(reductions, theirs), single)
 

@@ -287,9 +287,10 @@ def learn_calibration(
     total = float(sum(fold.weights.sum() for fold in folds))
     gradients, curvatures = _derivatives(folds, levels, start, total, n)
     gradient = gradients.sum(axis=0)
-    promised = 0.5 * gradient @ np.linalg.solve(curvatures.sum(axis=0), gradient)
-    if promised * n <= _PROMISED * (many - few):
+    step = np.linalg.solve(curvatures.sum(axis=0), gradient)
+    if 0.5 * gradient @ step * n <= _PROMISED * (many - few):
         return simple
+    start += step / max(1.0, float(np.abs(step).max()))
     return max(simple, _learned(folds, levels, means, start), key=lambda one: one.gain)
 
 

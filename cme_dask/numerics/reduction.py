@@ -435,8 +435,8 @@ def strip_length(n: int, on_device: bool = False) -> int:
     What is done once per strip takes the interpreter lock, for which threads wait: of up to a
     million rows, whose pass is short, there are fewer strips; and fewer still on a device.
     """
-    wanted = _STRIPS_ON_DEVICE if on_device else _STRIPS_WANTED
-    rows = max(min(n // count, longest) for count, longest in wanted)
+    limits = _STRIPS_ON_DEVICE if on_device else _STRIPS_WANTED
+    rows = max(min(n // count, longest) for count, longest in limits)
     return max(MIN_STRIP, 1 << (max(rows, 1) - 1).bit_length())
 
 
@@ -492,8 +492,8 @@ def plan_ranges(
     them, and two, or at least one, where otherwise a worker would have none.
     """
     length = strip_length(n, on_device)
-    wanted = _TASKS_ON_DEVICE if on_device else _TASKS_PER_WORKER
-    few, many = (-(-n // (tasks * workers)) for tasks in wanted)
+    counts = _TASKS_ON_DEVICE if on_device else _TASKS_PER_WORKER
+    few, many = (-(-n // (tasks * workers)) for tasks in counts)
     if workers == 1 and not chunk_rows and max_rows is None:
         few = n
     fair = min(few, max(many, int(_LEAST_SECONDS / seconds_per_row)))
