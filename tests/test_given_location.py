@@ -1,6 +1,7 @@
 """Locations that a user gives: columns of predictions and regressors, beside fits by hand."""
 
 import pickle
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
@@ -16,11 +17,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 from test_reads import opened
 
-from cme_dask import JointClassifier, JointDistribution, load
+from cme_dask import JointClassifier, JointDistribution, Tuning, load
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.given_location import MixedMean
+from cme_dask.numerics.scoring import law_error
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.sources import open_sample
@@ -432,3 +435,112 @@ def test_the_command_takes_a_column(tmp_path):
     assert "leave --location out" in grown.output
     wrong = CliRunner().invoke(cli, ["fit", path, "--location", "a", "--out", str(tmp_path / "n")])
     assert "'a' is no column of x" in " ".join(wrong.output.split())
+
+
+# A regressor that trees join
+
+
+TREES = Tuning(rows=300, max_rank=40, evaluations=0, finalists=1, averaged=1)
+
+
+def steps(n=400, seed=1):
+    """A jump that few leaves miss."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(0, 4, size=(n, 2))
+    return x, np.floor(3 * x[:, :1]) + 0.1 * rng.normal(size=(n, 1))
+
+
+@pytest.fixture(scope="module")
+def joined():
+    """A tree of few leaves, joined by others."""
+    x, y = steps()
+    few = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
+    return JointDistribution(location=few, tuning=TREES, n_folds=N_FOLDS).fit(x, y), few
+
+
+def test_trees_join_a_regressor_that_predicts_worse(joined):
+    fit, few = joined
+    location, (x, y) = fit.model_.residual.location, steps()
+    assert isinstance(location, MixedMean)
+    words = fit.model_.about["residual"]["location"]
+    share = location.share
+    assert words.startswith(f"{share:.0%} DecisionTreeRegressor, {1 - share:.0%} ")
+    assert words in repr(fit.model_)
+    assert 0.1 <= share < 0.5
+    alone = clone(few).fit(x, y[:, 0]).predict(x)[:, None]
+    np.testing.assert_allclose(location.given(x), alone)
+    both = share * alone + (1 - share) * location.trees(x)
+    np.testing.assert_allclose(location(x), both, rtol=1e-12)
+    more, target = steps(2000, 5)
+    errors = [np.abs(mean(more) - target).mean() for mean in (location, location.given)]
+    assert errors[0] < 0.6 * errors[1]
+    assert 0.0 < fit.model_.residual.scale[0] <= 1.0
+
+
+def test_the_share_is_the_best_for_laws_at_rows_that_neither_has_seen(monkeypatch):
+    x, y = steps(300)
+    seen = []
+
+    def recorded(values, target, weights):
+        seen.append((values, law_error(values, target, weights)))
+        return seen[-1][1]
+
+    monkeypatch.setattr("cme_dask.estimators.locating.law_error", recorded)
+    few = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
+    fit = JointDistribution(location=few, tuning=TREES, n_folds=N_FOLDS).fit(x, y)
+    assert len(seen) == 10
+    best = int(np.argmin([error for _, error in seen]))
+    assert fit.model_.residual.location.share == pytest.approx((best + 1) / 10)
+    # The last one is the given regressor alone, without each row's own fold; rows are shuffled.
+    made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS), few)
+    np.testing.assert_allclose(np.sort(seen[-1][0], axis=0), np.sort(made, axis=0))
+
+
+def test_a_mixed_location_is_saved_where_both_are_trees(tmp_path, joined):
+    fit, _ = joined
+    fit.save(tmp_path / "m")
+    again, asked = load(tmp_path / "m"), steps(50, 3)[0]
+    for answer in ("mean", "std", "median"):
+        each = [getattr(model.conditional(asked), answer)() for model in (fit, again)]
+        np.testing.assert_array_equal(*each)
+    x, y = steps()
+    linear = JointDistribution(location=LinearRegression(), tuning=TREES).fit(x, y)
+    assert isinstance(linear.model_.residual.location, MixedMean)
+    with pytest.raises(DataError, match=r"LinearRegression.*no pickled"):
+        linear.save(tmp_path / "n")
+
+
+@pytest.mark.parametrize(
+    "change", [{"share": 0.0}, {"share": 1.5}, {"share": "a"}, {"trees": None}, {"given": 3}]
+)
+def test_damaged_mixed_locations_are_refused(joined, change):
+    state = joined[0].model_.to_state()
+    state.description["residual"]["location"] |= change
+    with pytest.raises(StoreError, match="damaged"):
+        JointModel.from_state(state)
+
+
+def test_locations_of_other_columns_do_not_mix(joined):
+    state = joined[0].model_.to_state()
+    state.description["residual"]["location"]["trees"]["width"] = 3
+    with pytest.raises(StoreError, match="damaged"):
+        JointModel.from_state(state)
+
+
+@pytest.mark.parametrize("why", ["no trees", "kernels given", "few rows", "better", "column"])
+def test_a_regressor_stays_alone(why):
+    x, y = steps(90 if why == "few rows" else 300)
+    location, changes = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0), {"tuning": TREES}
+    if why == "no trees":
+        changes["tuning"] = replace(TREES, trees=())
+    if why == "kernels given":
+        changes = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2}
+    if why == "better":
+        y = x @ [[1.0], [2.0]] + 0.01 * np.random.default_rng(0).normal(size=y.shape)
+        location = LinearRegression()
+    if why == "column":
+        x, location = np.hstack([x, y + 1.0]), "x2"
+    fit = JointDistribution(location=location, n_folds=N_FOLDS, **changes).fit(x, y)
+    assert not isinstance(fit.model_.residual.location, MixedMean)
+    words = "column x2" if why == "column" else type(location).__name__
+    assert fit.model_.about["residual"]["location"] == words

@@ -56,6 +56,25 @@ def test_a_column_of_noise_gets_a_long_scale():
     assert min(noise) > 5 * signal
 
 
+def test_of_many_columns_those_that_matter_least_share_a_factor():
+    """Forty columns, of which two matter: the search costs no more than that of 24."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((400, 40))
+    y = np.sin(2 * x[:, 7:8]) + x[:, 31:32] + 0.1 * rng.standard_normal((400, 1))
+    found = searched(x, y, options=Tuning(rows=400, max_rank=60))
+    refined = [t for t in found.trials if t.stage == "refine"]
+    assert 100 < len(refined) <= 40 + 5 * 24
+    first = np.log(refined[0].x.scales)
+    # Of x 23 columns at most move by themselves, the last of the 24 is that of y.
+    moves = np.array([np.log(t.x.scales) - first for t in refined[1:]])
+    different = np.unique(np.round(moves, 6), axis=1).shape[1]
+    assert 2 < different <= 23
+    together = [j for j in range(40) if np.allclose(moves[:, j], moves[:, 0])]
+    assert not {7, 31} & set(together)
+    best = found.finalists[0].trial.x.scales
+    assert sorted(np.argsort(best)[:2]) == [7, 31]
+
+
 def test_skewed_columns_get_normal_scores():
     rng = np.random.default_rng(1)
     x = rng.standard_normal((1500, 1))

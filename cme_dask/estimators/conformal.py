@@ -102,7 +102,9 @@ def _moved_tails(
     of_column = {j: located.values.column(j) for j in columns}
     for laws, far in zip(refitted_laws(located.context, located.result), plain, strict=False):
         held, weights = laws.held, laws.weights
-        atoms = located.residuals.values(laws.atoms, x[held], fold_of_row[held])
+        # As narrow as the law that intervals are made of: the scores make up for that.
+        e = laws.atoms if located.residuals.scale is None else laws.atoms * located.residuals.scale
+        atoms = located.residuals.values(e, x[held], fold_of_row[held])
         blended = np.flatnonzero(share[held] < 1.0)
         tails = []
         for j in columns:

@@ -24,6 +24,7 @@ from cme_dask.numerics.given_location import (
     RegressorMean,
     RegressorResiduals,
 )
+from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.progress import StepBegan
 
@@ -149,7 +150,12 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
         each[fold] = fitted(folds != fold)
     result = RegressorResiduals(whole, tuple(each), "")
     values = result.held_out(rows.parts[0], folds), whole(rows.parts[0])
-    return RegressorResiduals(whole, tuple(each), digest_of(values))
+
+    def refits(left_out: Sequence[Array]) -> list[Array]:
+        return [fitted(~out)(rows.parts[0][out]) for out in left_out]
+
+    scale = scale_of_all(rows.parts[1], values[0], folds, rows.importance, refits)
+    return RegressorResiduals(whole, tuple(each), digest_of(values), scale=scale)
 
 
 def digest_of(predictions: Sequence[Array]) -> str:

@@ -19,7 +19,7 @@ from cme_dask.estimators.growing import (
     different_functions,
     functions_of_first_call,
 )
-from cme_dask.estimators.locating import measuring_scores, search_location
+from cme_dask.estimators.locating import join_trees, measuring_scores, search_location
 from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.support import column_values
@@ -185,8 +185,13 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context.progress(StepBegan(PIVOTS, without=left_out))
         if residual and not given and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
-        if residual and not given and x is None:
-            context = search_location(context, context.scores, self._tuning.trees)
+        if residual and x is None:
+            trees = self._tuning.trees
+            context = (
+                join_trees(context, trees)
+                if given
+                else search_location(context, context.scores, trees)
+            )
         if context.scores is not None:
             context = measuring_scores(context)
         context = replace(context, residual=residual, calibration=calibration, conformal=conformal)

@@ -6,10 +6,10 @@ row sample alone.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,17 @@ from cme_dask.learning.trees import (
     TrainingRows,
     better_trees,
     fitted_to_all,
+    residual_scale,
     trees_bytes,
 )
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.given_location import RegressorResiduals
-from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function
+from cme_dask.numerics.given_location import (
+    MixedMean,
+    RegressorResiduals,
+)
+from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function, scaled_residuals
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
-from cme_dask.numerics.reduction import MemoryPlan
-from cme_dask.numerics.scoring import Mapped
+from cme_dask.numerics.scoring import Mapped, law_error
 from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.run import extent_of
 
@@ -43,6 +46,7 @@ Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _LEAST_ROWS = 100  # that trees are learned on
+_SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside trees
 
 
 def search_location(
@@ -70,58 +74,114 @@ def search_location(
     memory = context.executor.trials((KernelPoint,))
     mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms, memory)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
-    if _tries_trees(context, kinds):
-        needed = _check_memory(context)
-        search = replace(context.search, memory=context.search.memory.or_tighter(needed))
-        context = replace(context, search=search)
-    trees = _trees(context, kinds)
-    return context if trees is None else replace(context, given=trees, mean=None, scores=None)
+    if mean is None or not _tries_trees(context, kinds):
+        return context
+    context, found = _trees(context, kinds, mean.law_error, partial(_ridge_predictions, context))
+    if found is None:
+        return context
+    given = GivenLocation(found.residuals, found.words, found.seconds, auto=True)
+    return replace(context, given=given, mean=None, scores=None)
+
+
+def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
+    """The context whose given regressor is joined by trees, if they predict clearly better.
+
+    The location is then a mean of both, of which laws that know nothing but the prediction are best
+    at held-out rows. Its scale is the mean of theirs. A given column of predictions stays what it
+    is.
+
+    Parameters
+    ----------
+    context
+        With the given location, and the search for kernels.
+    kinds
+        Trees that are tried.
+    """
+    given, rows = context.given, context.rows
+    if given is None or not _tries_trees(context, kinds):
+        return context
+    one = given.residuals
+    if not isinstance(one, RegressorResiduals):
+        return context
+    x, y = rows.parts
+    folds = rows.folds(context.sample.folding, context.n_folds)
+    predicted = one.held_out(x, folds)
+    # It has seen more rows than the first trials, so that it says nothing of these.
+    context, found = _trees(context, kinds, np.inf, lambda some: predicted[: len(some.x)])
+    if found is None:
+        return context
+    other = found.residuals
+    trees = other.held_out(x, folds)
+    errors = [law_error(s * predicted + (1.0 - s) * trees, y, rows.importance) for s in _SHARES]
+    share = _SHARES[int(np.argmin(errors))]
+    assert one.scale is not None
+    assert other.scale is not None
+
+    def mixed(mine: Any, of_trees: Any) -> MixedMean:
+        return MixedMean(mine, of_trees, share)
+
+    residuals = RegressorResiduals(
+        mixed(one.location, other.location),
+        tuple(map(mixed, one.each, other.each)),
+        one.token + other.token,
+        scale=share * one.scale + (1.0 - share) * other.scale,
+    )
+    words = f"{share:.0%} {given.words}, {1.0 - share:.0%} {found.words}"
+    seconds = given.seconds + found.seconds
+    return replace(context, given=GivenLocation(residuals, words, seconds))
 
 
 def _tries_trees(context: FitContext, kinds: Sequence[str]) -> bool:
-    return context.mean is not None and bool(kinds) and len(context.rows) >= _LEAST_ROWS
+    return bool(kinds) and len(context.rows) >= _LEAST_ROWS
 
 
-def _check_memory(context: FitContext) -> MemoryPlan:
-    """What trees need, together with the ridge regression; ResourceError if there is less."""
-    rows, columns = context.rows, context.sample.columns
-    widths = len(columns[0].names), len(columns[1].names)
-    return context.executor.check_alone(
+class _Trees(NamedTuple):
+    """Trees that are better than another location: their residuals, kind, and seconds of search."""
+
+    residuals: RegressorResiduals
+    words: str
+    seconds: float
+
+
+def _trees(
+    context: FitContext,
+    kinds: Sequence[str],
+    error: float,
+    other: Callable[[TrainingRows], Array],
+) -> tuple[FitContext, _Trees | None]:
+    """The trees, if they predict better than another location, and the context with their memory.
+
+    Parameters
+    ----------
+    context, kinds
+        As of :func:`search_location`.
+    error, other
+        Of the other location, as of :func:`better_trees`.
+    """
+    sample, rows, executor = context.sample, context.rows, context.executor
+    x, y = rows.parts
+    needed = executor.check_alone(
         "the trial of trees",
-        trees_bytes(len(rows), widths, context.executor.cores),
-        extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held,
+        trees_bytes(len(rows), (x.shape[1], y.shape[1]), executor.cores),
+        extent_of(sample, executor).in_memory + context.choice_cost(1).held,
         "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
     )
-
-
-def _trees(context: FitContext, kinds: Sequence[str]) -> GivenLocation | None:
-    """The trees, if they predict better than the ridge regression."""
-    sample, ridge, rows = context.sample, context.mean, context.rows
-    if ridge is None or not _tries_trees(context, kinds):
-        return None
-    begin = time.perf_counter()
-    x, y = rows.parts
-    training = TrainingRows(
-        x,
-        y,
-        rows.importance,
-        rows.folds(sample.folding, context.n_folds),
-        context.n_folds,
-        context.seed,
-        context.executor.cores,
-    )
-    predicted = partial(_ridge_predictions, context)
-    memory = context.executor.trials((CrossFit, TreeMean))
-    found = better_trees(training, kinds, ridge.law_error, predicted, memory)
+    search = replace(context.search, memory=context.search.memory.or_tighter(needed))
+    context, begin = replace(context, search=search), time.perf_counter()
+    folds = rows.folds(sample.folding, context.n_folds)
+    n_folds, weights = context.n_folds, rows.importance
+    training = TrainingRows(x, y, weights, folds, n_folds, context.seed, executor.cores)
+    memory = executor.trials((CrossFit, TreeMean))
+    found = better_trees(training, kinds, error, other, memory)
     if found is None:
-        return None
+        return context, None
     whole = recalled(memory, (found.kind, "all"), lambda: fitted_to_all(found, training))
+    scale = recalled(memory, (found.kind, "scale"), lambda: residual_scale(found, training))
     if memory is not None:
         memory.flush()
     digest = digest_of([found.predicted, whole(training.x[:_ROWS])])
-    residuals = RegressorResiduals(whole, found.each, digest)
-    words = KINDS[found.kind].words
-    return GivenLocation(residuals, words, time.perf_counter() - begin, auto=True)
+    residuals = RegressorResiduals(whole, found.each, digest, scale=scale)
+    return context, _Trees(residuals, KINDS[found.kind].words, time.perf_counter() - begin)
 
 
 def _ridge_predictions(context: FitContext, rows: TrainingRows) -> Array:
@@ -159,8 +219,13 @@ def sampled_moments(
     return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
 
 
-def regression(context: FitContext, candidates: Sequence[FeatureMoments]) -> FittedMeanFunction:
-    """The location that explains most of unseen rows, among those on the bases of x given."""
+def regression(
+    context: FitContext, candidates: Sequence[FeatureMoments], *, scaled: bool = False
+) -> FittedMeanFunction:
+    """The location that explains most of unseen rows, among those on the bases of x given.
+
+    With ``scaled`` its residuals have their scale.
+    """
     columns, scores = context.sample.columns, context.scores
     first = 0 if scores is None else len(candidates[0][0][1].names)
     here = slice(first, first + len(columns[1].names))
@@ -168,8 +233,11 @@ def regression(context: FitContext, candidates: Sequence[FeatureMoments]) -> Fit
     # Codes of labels have no trend: an empty range.
     labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    locations = (
-        fit_mean_function(moments, sides[0].basis, here, scores, within=within)
+    locations = [
+        (fit_mean_function(moments, sides[0].basis, here, scores, within=within), moments)
         for sides, moments in candidates
-    )
-    return max(locations, key=lambda each: float(each.skill.sum()))
+    ]
+    best, moments = max(locations, key=lambda each: float(each[0].skill.sum()))
+    if not scaled:
+        return best
+    return replace(best, residuals=scaled_residuals(best, moments, here))

@@ -163,7 +163,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
         _report(context, LOCATION)
     with one_blas_thread():
         of_members = [(sides, moments) for sides, moments, _, _ in each]
-        location = regression(context, result.for_location or of_members)
+        location = regression(context, result.for_location or of_members, scaled=True)
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
@@ -281,7 +281,10 @@ def _with_location(
     _, of_residuals, residuals, values = located
     result = result.with_memory(of_residuals.measured.report.memory)
     result = result.described(residual=metadata, passes=passes)
-    model = LocationModel(residuals.location, of_residuals.model, values, residuals.transform)
+    model = LocationModel(
+        residuals.location, of_residuals.model, values, residuals.transform, residuals.scale
+    )
+    metadata["scale"] = None if residuals.scale is None else residuals.scale.tolist()
     retained = metadata["kept"]
     result = result._replace(
         model=replace(result.model, residual=model if retained else None),

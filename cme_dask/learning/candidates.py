@@ -73,7 +73,8 @@ class Tuning:
     max_rank
         Pivots of each basis in the search.
     evaluations
-        Pairs of kernels that are tried after the grid; default 40, and 5 more for each column.
+        Pairs of kernels that are tried after the grid; default 40, and 5 more for each of up to 24
+        columns. Of more columns those that matter least share a factor of their length scales.
     finalists
         Candidates whose moments are made of all rows.
     averaged

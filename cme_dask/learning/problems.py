@@ -23,6 +23,7 @@ from cme_dask.learning.losses import (
     screened_means,
 )
 from cme_dask.learning.search import (
+    REFINED,
     SearchCallback,
     SearchProblem,
     search,
@@ -165,7 +166,7 @@ def search_joint(
     rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
     problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
     columns = sum(part.shape[1] for part in parts)
-    most = 40 + 5 * columns if options.evaluations is None else options.evaluations
+    most = 40 + 5 * min(columns, REFINED) if options.evaluations is None else options.evaluations
     tried, best = search(
         problem,
         callback,
@@ -278,7 +279,7 @@ def search_embedding(
     y = SearchedVariable(parts[1], weights, (False,) * parts[1].shape[1], kernel_y)
     rows = ScreenedRows(weights, folds, functions)
     problem = EmbeddingProblem((x, y), rows, tol, SEARCH_RANK, LOSSES[criterion], regs)
-    most = 20 + 5 * (len(categorical) - len(x.constant))
+    most = 20 + 5 * min(len(categorical) - len(x.constant), REFINED)
     tried, (best,) = search(
         problem, callback, evaluations=most, widening=most, finalists=1, memory=memory
     )

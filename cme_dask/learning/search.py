@@ -42,6 +42,10 @@ _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that m
 _WORSE = 2e-4  # of the score: less is no loss
 _SHORTLIST = 8
 _FACTORS = (0.7, 1.4)
+
+REFINED = 24
+"""Length scales that are refined by themselves, at most: others of wide tables share a factor."""
+
 SMOOTHNESS, ROUGHER = (2.5, 1.5, 0.5), 1.35
 
 
@@ -104,6 +108,8 @@ class KernelSearch:
         self.score_of: Callable[..., Array] = lambda *losses: losses[0]
         self._sides: dict[tuple[int, KernelPoint], ScreenedSide] = {}
         self._ranks: dict[tuple[int, KernelPoint], int] = {}
+        self.relevance: dict[int, float] = {}
+        """What a column of x lost with a much longer length scale, where that was tried."""
         learned = all(variable.given is None for variable in problem.variables)
         self._most_sides = _HELD_SIDES if learned else 2  # else no pair shares a learned one
 
@@ -308,7 +314,9 @@ def _screen_columns(tried: KernelSearch, pair: Pair) -> Pair:
     free = x.free if len(x.free) > 1 else []
     for done, j in enumerate(free, 1):
         longer = x.scaled([_OFF if i == j else 1.0 for i in range(len(x.scales))])
-        if tried.score((longer, y), "columns") < tried.score((x, y)):
+        lost = tried.score((longer, y), "columns") - tried.score((x, y))
+        tried.relevance[j] = lost
+        if lost < 0.0:
             x = longer
         tried.report("columns", done, len(free))
     return x, y
@@ -321,19 +329,30 @@ def _refine(
     stage: str,
     bounds: tuple[float, float] = SCALES,
 ) -> None:
-    """All length scales together, from a pair on; ignored columns stay ignored."""
+    """All length scales together, from a pair on; ignored columns stay ignored.
+
+    Of many columns those that lost most by a longer scale, and those of y, have one each.
+    """
     all_scales = np.asarray(_scales(pair))
-    active = all_scales < IGNORED
-    start = np.log(np.clip(all_scales[active], *bounds))
+    active = np.flatnonzero(all_scales < IGNORED)
+    first = np.log(np.clip(all_scales[active], *bounds))
+    # Columns of y were not tried, and come first.
+    order = np.argsort([-tried.relevance.get(j, np.inf) for j in active.tolist()], kind="stable")
+    group = np.arange(len(active))
+    if len(active) > REFINED:
+        group[order] = np.minimum(np.arange(len(active)), REFINED - 1)
+    start: Array = np.bincount(group, first) / np.bincount(group) if len(active) else first
     if not len(start) or evaluations <= len(start) + 2:
         return
+    away, ends = first - start[group], np.round([np.log(end) for end in bounds], _DIGITS)
     done = 0
 
     def objective(logarithms: Array) -> float:
         nonlocal done
         # Rounded, as scores are: then a path does not follow the last bits of the rows.
         scales = all_scales.copy()
-        scales[active] = np.exp(np.round(logarithms, _DIGITS))
+        rounded: Array = np.round(logarithms, _DIGITS)
+        scales[active] = np.exp(np.clip(rounded[group] + away, *ends))
         score = tried.score(_with_scales(pair, scales.tolist()), stage)
         done += 1
         tried.report(stage, done, evaluations)

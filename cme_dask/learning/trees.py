@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cme_dask.learning.candidates import TrialMemory, recalled
+from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.scoring import law_error, law_errors
 from cme_dask.numerics.trees import Tree, TreeMean
 
@@ -357,10 +358,7 @@ class _Parts:
 
     def __init__(self, kind: str, rows: TrainingRows, *, quick: bool = False) -> None:
         self.kind, self._rows, self._quick = kind, rows, quick
-        used = np.unique(rows.folds[rows.weights > 0.0])
-        self.count = min(_TRIAL_PARTS if quick else PARTS, len(used))
-        self._parts = np.zeros(rows.n_folds, dtype=np.int64)
-        self._parts[used] = np.arange(len(used)) % self.count
+        self.count, self._parts = _parts_of(rows, _TRIAL_PARTS if quick else PARTS)
         self._fits: list[Any] = []
         self._curve = np.zeros(0)
         self._steps: int | None = None
@@ -423,6 +421,14 @@ class _Parts:
         return CrossFit(self.kind, tuple(means[k] for k in self._parts), predicted, self._best)
 
 
+def _parts_of(rows: TrainingRows, most: int) -> tuple[int, Array]:
+    """How many parts of the folds there are, and the part of each fold, shape (F,)."""
+    used = np.unique(rows.folds[rows.weights > 0.0])
+    count, parts = min(most, len(used)), np.zeros(rows.n_folds, dtype=np.int64)
+    parts[used] = np.arange(len(used)) % count
+    return count, parts
+
+
 def _at_once(work: Callable[[int], Any], parts: Sequence[int], threads: int) -> list[Any]:
     with ThreadPoolExecutor(max(1, min(threads, len(parts)))) as pool:
         return list(pool.map(partial(_alone, work), parts))
@@ -442,7 +448,25 @@ def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> Cross
 def fitted_to_all(found: CrossFit, rows: TrainingRows) -> TreeMean:
     """The trees of a cross-fit, fitted to all of its rows."""
     every = np.ones(len(rows.x), dtype=bool)
-    fit = _alone(lambda steps: KINDS[found.kind](rows, every, steps=steps), found.steps)
+    return _fitted(found, rows, every)
+
+
+def residual_scale(found: CrossFit, rows: TrainingRows) -> Array:
+    """Errors of :func:`fitted_to_all` over those of the cross-fit, shape (q,)."""
+    _, parts = _parts_of(rows, PARTS)
+
+    def refits(left_out: Sequence[Array]) -> list[Array]:
+        def predicted(k: int) -> Array:
+            return _fitted(found, rows, ~left_out[k])(rows.x[left_out[k]])
+
+        return _at_once(predicted, range(len(left_out)), rows.threads)
+
+    return scale_of_all(rows.y, found.predicted, parts[rows.folds], rows.weights, refits)
+
+
+def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:
+    """The trees of a cross-fit, fitted to the selected rows with as many steps."""
+    fit = _alone(lambda steps: KINDS[found.kind](rows, selected, steps=steps), found.steps)
     mean: TreeMean = fit.mean((rows.x.shape[1], rows.y.shape[1]), found.steps)
     return mean
 

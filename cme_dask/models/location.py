@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from cme_dask.codec import Later
+from cme_dask.codec import Later, Shape
 from cme_dask.config import SAMPLE_SIZE
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.models.base import check_about
-from cme_dask.numerics.given_location import ColumnMean, RegressorMean
+from cme_dask.numerics.given_location import ColumnMean, MixedMean, RegressorMean
 from cme_dask.numerics.location import MeanFunction, given_of
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 from cme_dask.numerics.trees import TreeMean
@@ -25,17 +25,19 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class LocationModel:
-    r"""Y = y(mu(x) + e): the law of e given x, moved to the location mu(x).
+    r"""Y = y(mu(x) + c e): the law of e given x, moved to the location mu(x).
 
-    The law of Y given X = x has the mass w_s(x) at T(y(mu(x) + e_s)), where w(x) is the law of e
+    The law of Y given X = x has the mass w_s(x) at T(y(mu(x) + c e_s)), where w(x) is the law of e
     given X = x on its cells s, e_s their means, and T brings numbers to values that Y can take.
+    Residuals are those of locations that have not seen a part of the rows; c is how much smaller
+    the errors of a location of all rows are, by the learning curve.
 
     Attributes
     ----------
     location
         mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y: a ridge regression,
-        trees, or the columns or the regressor that were given. A regressor that is no sum of trees
-        lives in memory alone.
+        trees, or the columns or the regressor that were given, or such a regressor and trees. A
+        regressor that is no sum of trees lives in memory alone.
     model
         Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
         predictions are covariates of the residuals.
@@ -44,12 +46,15 @@ class LocationModel:
         where all rows hold some.
     transform
         z(y) of each column; None for z = y.
+    scale
+        c of each column, in (0, 1], shape (q,); None for 1.
     """
 
-    location: MeanFunction | ColumnMean | TreeMean | RegressorMean
+    location: MeanFunction | ColumnMean | TreeMean | MixedMean | RegressorMean
     model: "JointModel"
     values: Annotated[ValueMap | None, Later()]
     transform: Transform | None = None
+    scale: Annotated[Array | None, Shape("q")] = None
 
     def _validate(self) -> None:
         """DataError unless the parts belong together."""
@@ -63,13 +68,17 @@ class LocationModel:
             if len(transform.columns) != q:
                 raise DataError(f"a transform of {len(transform.columns)} columns for {q}")
             transform.inverse()
+        if self.scale is not None and not ((self.scale > 0.0) & (self.scale <= 1.0)).all():
+            raise DataError("the scale of its residuals is not between 0 and 1")
         check_about(model)
 
     def check_stored(self) -> None:
         """DataError if the location is a regressor, which arrays can't hold."""
-        if isinstance(self.location, RegressorMean):
+        location = self.location
+        given = location.given if isinstance(location, MixedMean) else location
+        if isinstance(given, RegressorMean):
             raise DataError(
-                f"the location of this model is a regressor ({self.location.name}), and saved "
+                f"the location of this model is a regressor ({given.name}), and saved "
                 "models hold arrays alone, no pickled objects: store its predictions of rows that "
                 "it was not fitted on as a column of x, and fit with the name of that column, "
                 "location='prediction'"

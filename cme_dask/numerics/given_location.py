@@ -64,6 +64,7 @@ class ColumnResiduals(Residuals):
     location: ColumnMean
     folds: int
     transform: Transform | None = None
+    scale: Array | None = None
 
     @property
     def n_folds(self) -> int:
@@ -138,6 +139,51 @@ class RegressorMean:
 
 
 @dataclass(frozen=True, eq=False)
+class MixedMean:
+    r"""Location :math:`\mu(x) = s \mu_1(x) + (1 - s) \mu_2(x)`: a given regressor beside trees.
+
+    Parameters
+    ----------
+    given
+        mu_1, the regressor's predictions.
+    trees
+        mu_2.
+    share
+        s, in (0, 1].
+    """
+
+    given: TreeMean | RegressorMean
+    trees: TreeMean
+    share: float
+
+    def _validate(self) -> None:
+        """DataError unless both are locations of the same columns, and the share is one."""
+        if self.given.widths != self.trees.widths:
+            raise DataError("its two locations are not of the same columns")
+        if not 0.0 < self.share <= 1.0:
+            raise DataError("the share of a location is not between 0 and 1")
+
+    @property
+    def name(self) -> str:
+        """What it is made of, for messages."""
+        return f"{self.given.name} and {self.trees.name}"
+
+    @property
+    def covariate(self) -> bool:
+        """Whether laws of residuals are given mu(x) beside x."""
+        return self.given.covariate
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers d and q of the columns of x and of y."""
+        return self.given.widths
+
+    def __call__(self, x: Array) -> Array:
+        """Mu at the rows of x, shape (n, q)."""
+        return self.share * self.given(x) + (1.0 - self.share) * self.trees(x)
+
+
+@dataclass(frozen=True, eq=False)
 class RegressorResiduals(Residuals):
     """Residuals from regressors, each fitted without the fold of the rows that it predicts.
 
@@ -152,12 +198,15 @@ class RegressorResiduals(Residuals):
         Those without each fold; of a fold without such rows the one of all rows.
     token
         A fingerprint of their predictions, by which checkpoints recognise them.
+    scale
+        As of :class:`Residuals`.
     """
 
-    location: RegressorMean | TreeMean
-    each: tuple[RegressorMean | TreeMean, ...]
+    location: RegressorMean | TreeMean | MixedMean
+    each: tuple[RegressorMean | TreeMean | MixedMean, ...]
     token: str
     transform: Transform | None = None
+    scale: Array | None = None
 
     @property
     def n_folds(self) -> int:

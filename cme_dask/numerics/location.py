@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
+from cme_dask.numerics.learning_curve import error_of_all, fold_pairs
 from cme_dask.numerics.moments import Moments, MomentSums
 from cme_dask.numerics.values import ValueMap
 
@@ -106,10 +107,13 @@ class Residuals(ABC):
         Number of folds F.
     transform
         z = transform(y); None for z = y.
+    scale
+        Errors of the location of all rows over those of the others, shape (q,); None for 1.
     """
 
     location: Any
     transform: Transform | None
+    scale: Array | None
 
     @property
     @abstractmethod
@@ -178,6 +182,8 @@ class RidgeResiduals(Residuals):
         those of all.
     transform
         z = transform(y); None for z = y.
+    scale
+        As of :class:`Residuals`.
     """
 
     location: MeanFunction
@@ -185,6 +191,7 @@ class RidgeResiduals(Residuals):
     coefs: Array
     trends: Array
     transform: Transform | None = None
+    scale: Array | None = None
 
     @property
     def n_folds(self) -> int:
@@ -219,14 +226,24 @@ class FittedMeanFunction:
         The locations.
     ridges
         The ridge of each column, shape (q,).
-    error, baseline
-        Held-out squared error of each column, and that of its mean, shape (q,).
+    errors
+        Held-out squared error of each fold that can be held out, by column, shape (F', q).
+    share
+        Of these folds, shape (F',).
+    baseline
+        Held-out squared error of the mean of each column, shape (q,).
     """
 
-    residuals: Residuals
+    residuals: RidgeResiduals
     ridges: Array
-    error: Array
+    errors: Array
+    share: Array
     baseline: Array
+
+    @property
+    def error(self) -> Array:
+        """Held-out squared error of each column, shape (q,)."""
+        return np.asarray(self.share @ self.errors)
 
     @property
     def skill(self) -> Array:
@@ -389,13 +406,42 @@ def fit_mean_function(
         result = fit.solve(ridge)
         constants[fold], trends[fold] = result.constant, result.trend
         coefs[fold] = _sections(basis, result.slope)
-    loss = np.tensordot(share, np.array(errors), 1)
     return FittedMeanFunction(
         RidgeResiduals(location, constants, coefs, trends, transform),
         ridge,
-        loss[chosen, np.arange(loss.shape[1])],
+        np.take_along_axis(np.array(errors), chosen[None, None, :], axis=1)[:, 0],
+        share,
         share @ np.array(baselines),
     )
+
+
+def scaled_residuals(
+    fitted: FittedMeanFunction, moments: MomentSums, columns: slice
+) -> RidgeResiduals:
+    """Its residuals, with their scale, from refits that leave out pairs of folds.
+
+    Parameters
+    ----------
+    fitted
+        The location.
+    moments, columns
+        What it was fitted to, see :func:`fit_mean_function`.
+    """
+    residuals, held = fitted.residuals, moments.held_out_folds
+    location, places = residuals.location, {fold: k for k, fold in enumerate(held)}
+    pairs = fold_pairs(held)
+    if not pairs:
+        return residuals
+    trend, fewer = location.low < location.high, []
+    for pair in pairs:
+        refit = _Ridge.of(moments.means(without=pair), columns, trend).solve(fitted.ridges)
+        fewer += [refit.error(moments.means(fold=fold), columns) for fold in pair]
+    some = [places[fold] for pair in pairs for fold in pair]
+    out = float(fitted.share[some].mean())
+    scale = error_of_all(
+        np.array(fewer), fitted.errors[some], fitted.share[some], (1.0 - 2.0 * out, 1.0 - out), 2
+    )
+    return replace(residuals, scale=scale)
 
 
 def _simplest(errors: Array, share: Array) -> Array:

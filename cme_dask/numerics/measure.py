@@ -277,6 +277,10 @@ Query = Callable[[At], Array]
 class Located(Protocol):
     """Where the atoms of a shifted law are."""
 
+    @property
+    def scale(self) -> Array | None:
+        """c, shape (d,), by which residuals are multiplied; None for 1."""
+
     def location(self, x: Array) -> Array:
         """mu(x), shape (b, d), in the coordinates z."""
 
@@ -545,7 +549,7 @@ class Shifted(NamedTuple):
 
 
 class ShiftedLaw:
-    """Laws on atoms near y(mu(x) + e_s), s = 1..S, with masses w_s(x): residuals e moved to mu(x).
+    """Laws on atoms near y(mu(x) + c e_s), s = 1..S, with masses w_s(x): residuals e at mu(x).
 
     Atoms are brought to values that the columns can take.
 
@@ -554,11 +558,11 @@ class ShiftedLaw:
     Parameters
     ----------
     cells
-        CellStatistics of e; its means are the atoms.
+        CellStatistics of e; its means, times c, are the atoms.
     weigh
         From what the law of e is given to weights, shape (b, S).
     located
-        mu and the coordinates.
+        mu, c and the coordinates.
     values
         Which values the columns of y can take; default any.
     """
@@ -572,6 +576,11 @@ class ShiftedLaw:
     ) -> None:
         self.cells, self._weigh, self._located = cells, weigh, located
         self._values = ValueMap.unknown(cells.means.shape[1]) if values is None else values
+        scale = np.ones(cells.means.shape[1]) if located.scale is None else located.scale
+        self._atoms, self._covariances = (
+            cells.means * scale,
+            cells.covariances * np.outer(scale, scale),
+        )
         self._order = np.argsort(cells.means, axis=0, kind="stable")
         self._natural = np.arange(len(cells.masses))
         self.size, self.held = len(cells.masses), 4 * int(cells.means.size)
@@ -640,7 +649,7 @@ class ShiftedLaw:
     def draw(self, at: Shifted, u: Array) -> Array:
         """Draws, shape (b, k, d), from numbers u (b, k) that are uniform on (0, 1)."""
         atom = first_reaching(np.cumsum(at.weights, axis=1), u)
-        return self._possible(at.location[:, None] + self.cells.means[atom])
+        return self._possible(at.location[:, None] + self._atoms[atom])
 
     def log_density(self, smoothing: Smoothing) -> Callable[[Shifted, Array, bool], Array]:
         """Logarithm of the density at y, shape (b, k).
@@ -659,8 +668,8 @@ class ShiftedLaw:
         )
 
         def block(at: Shifted, y: Array, paired: bool) -> Array:
-            weights, covariances = at.weights, self.cells.covariances
-            atoms = at.location[:, None] + self.cells.means
+            weights, covariances = at.weights, self._covariances
+            atoms = at.location[:, None] + self._atoms
             if smooth is not None:
                 rows = self._located.undo(atoms.reshape(-1, atoms.shape[2]))
                 atoms = smooth(rows).reshape(atoms.shape)
@@ -692,7 +701,7 @@ class ShiftedLaw:
     def placing(self, column: int, at: Shifted) -> Function:
         """From positions in ascending order (b, k) to the atoms' values there, ascending."""
         location, values = at.location[:, [column]], self._values.column(column)
-        atoms = self.cells.means[self._order[:, column], column]
+        atoms = self._atoms[self._order[:, column], column]
 
         def place(atom: Array) -> Array:
             y = self._located.undo_column(location + atoms[atom], column)
@@ -702,7 +711,7 @@ class ShiftedLaw:
 
     def _places(self, at: Shifted) -> Array:
         """The atoms, shape (b, S, d)."""
-        return self._possible(at.location[:, None] + self.cells.means)
+        return self._possible(at.location[:, None] + self._atoms)
 
     def _possible(self, z: Array) -> Array:
         """Values that columns of y can take, for coordinates z, both of shape (b, k, d)."""

@@ -127,20 +127,25 @@ class MomentSums:
         return self.gram[:, one, one]
 
     def means(
-        self, *, fold: int | None = None, without: int | None = None, weight: float | None = None
+        self,
+        *,
+        fold: int | None = None,
+        without: int | tuple[int, ...] | None = None,
+        weight: float | None = None,
     ) -> "Moments":
-        """Weighted means over all rows, over those of one fold, or over those of all folds but one.
+        """Weighted means over all rows, over those of one fold, or of all folds but some.
 
         Parameters
         ----------
         fold
             The only fold whose rows count.
         without
-            The fold whose rows are left out.
+            The fold, or folds, whose rows are left out.
         weight
             What the sums are divided by, default the sum of the weights of the rows.
         """
-        folds = [f for f in range(len(self.gram)) if f != without and fold in (None, f)]
+        left = without if isinstance(without, tuple) else (without,)
+        folds = [f for f in range(len(self.gram)) if f not in left and fold in (None, f)]
         gram = np.zeros(self.gram.shape[1:])
         for each in folds:  # one after the other: no copy of all of them
             gram += self.gram[each]

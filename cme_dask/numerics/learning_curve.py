@@ -1,0 +1,85 @@
+"""Errors of predictions from all rows, told by those of predictions from fewer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any
+
+PAIRS = 3
+"""Pairs of folds that are left out together, at most."""
+
+
+def fold_pairs(folds: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of folds of which no two share one; none of fewer than three folds."""
+    count = min(PAIRS, len(folds) // 2) if len(folds) > 2 else 0
+    return [(folds[2 * k], folds[2 * k + 1]) for k in range(count)]
+
+
+def error_of_all(
+    fewer: Array, some: Array, share: Array, seen: tuple[float, float], power: int = 1
+) -> Array:
+    r"""Errors of a fit to all rows over those of fits without some of them, shape (q,).
+
+    Errors E are taken to fall like a power of the share r of the rows that a fit has seen:
+
+    .. math:: c = \frac{E(1)}{E(r_1)} = \Bigl(\frac{E(r_2)}{E(r_1)}\Bigr)^{-k}, \qquad
+              k = \frac{\log(1 / r_1)}{\log(r_1 / r_2)}, \qquad r_2 < r_1 < 1.
+
+    The ratio is taken one standard error nearer to 1, and c is at most 1: what noise alone explains
+    leaves the errors as they are.
+
+    Parameters
+    ----------
+    fewer, some
+        Errors of fits that have seen the shares r_2 and r_1 of the rows, at rows, or on average
+        over groups of rows, that neither has seen: non-negative, shape (n, q).
+    share
+        Of the rows or groups, positive, shape (n,).
+    seen
+        r_2 and r_1.
+    power
+        1 of absolute errors, 2 of squared ones.
+    """
+    least, most = seen
+    if not 0.0 < least < most < 1.0 or len(share) < 2:
+        return np.ones(some.shape[1])
+    share = share / share.sum()
+    before, after = share @ fewer, share @ some
+    known = (before > 0.0) & (after > 0.0)
+    before, after = np.where(known, before, 1.0), np.where(known, after, 1.0)
+    away = fewer - some * (before / after)
+    error = np.sqrt(len(share) / (len(share) - 1) * (share**2 @ away**2)) / before
+    gain = np.where(known, np.maximum(np.log(before / after) - error, 0.0), 0.0)
+    return np.asarray(np.exp(-gain / power * np.log(1.0 / most) / np.log(most / least)))
+
+
+def scale_of_all(
+    y: Array,
+    held_out: Array,
+    groups: Array,
+    weights: Array,
+    refits: Callable[[Sequence[Array]], Sequence[Array]],
+) -> Array:
+    """Errors of predictions from all rows over held-out ones, by :func:`error_of_all`, shape (q,).
+
+    Parameters
+    ----------
+    y, held_out
+        Rows, and what fits without their group predict, both of shape (n, q).
+    groups, weights
+        Group number of each row, and weights, shapes (n,).
+    refits
+        From rows that are left out, masks (n,), to what fits without them predict there.
+    """
+    used = np.unique(groups[weights > 0.0])
+    pairs = fold_pairs(used.tolist())
+    left_out = [np.isin(groups, pair) for pair in pairs]
+    fewer = np.zeros(y.shape)
+    for out, predicted in zip(left_out, refits(left_out), strict=True):
+        fewer[out] = np.abs(y[out] - predicted)
+    held = np.isin(groups, np.ravel(pairs)) & (weights > 0.0)
+    some, share = np.abs(y - held_out)[held], weights[held]
+    each = float(share.sum() / weights.sum()) / max(2 * len(pairs), 1)
+    return error_of_all(fewer[held], some, share, (1.0 - 2.0 * each, 1.0 - each))

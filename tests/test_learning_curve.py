@@ -1,0 +1,314 @@
+"""How much smaller errors get with all rows: power laws, refits by hand, and laws that use it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from cme_dask import JointDistribution, Tuning, load
+from cme_dask.errors import StoreError
+from cme_dask.kernels import Gaussian
+from cme_dask.learning.trees import TrainingRows, cross_fitted, residual_scale
+from cme_dask.models.joint import JointModel
+from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.learning_curve import error_of_all, fold_pairs, scale_of_all
+from cme_dask.numerics.location import fit_mean_function, scaled_residuals
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
+
+RNG = np.random.default_rng(0)
+
+
+def test_no_two_pairs_share_a_fold():
+    assert fold_pairs([0, 1]) == []
+    assert fold_pairs([3, 5, 9]) == [(3, 5)]
+    assert fold_pairs(range(10)) == [(0, 1), (2, 3), (4, 5)]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.5])
+def test_a_power_law_is_found(power, rate):
+    """Errors that fall like n^-rate, without any noise: the ratio has no standard error."""
+    base = RNG.uniform(0.5, 2.0, (40, 2))
+    fewer, some = ((base * seen**-rate) ** power for seen in (0.6, 0.8))
+    scale = error_of_all(fewer, some, RNG.uniform(0.1, 1.0, 40), (0.6, 0.8), power)
+    np.testing.assert_allclose(scale, np.full(2, 0.8**rate), rtol=1e-12)
+
+
+def test_what_noise_explains_changes_nothing():
+    fewer, some = RNG.exponential(size=(2, 50, 1))
+    both = error_of_all(fewer, some, np.ones(50), (0.6, 0.8))
+    other = error_of_all(some, fewer, np.ones(50), (0.6, 0.8))
+    assert max(both[0], other[0]) == 1.0
+    assert min(both[0], other[0]) > 0.75
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 10.0), st.integers(1, 30), st.sampled_from([1, 2]))
+def test_scales_are_shares_and_have_no_units(seed, unit, n, power):
+    rng = np.random.default_rng(seed)
+    fewer, some = 1.2 * rng.exponential(size=(n, 2)), rng.exponential(size=(n, 2))
+    share = rng.uniform(0.1, 1.0, n)
+    scale = error_of_all(fewer, some, share, (0.8, 0.9), power)
+    assert ((scale > 0.0) & (scale <= 1.0)).all()
+    again = error_of_all(unit * fewer, unit * some, 3.0 * share, (0.8, 0.9), power)
+    np.testing.assert_allclose(again, scale, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 20])
+def test_errors_of_zero_have_no_learning_curve(rows):
+    nothing = np.zeros((rows, 1))
+    assert error_of_all(nothing, nothing, np.ones(rows), (0.8, 0.9)) == 1.0
+    assert error_of_all(nothing + 1.0, nothing, np.ones(rows), (0.8, 0.9)) == 1.0
+
+
+def test_two_folds_have_no_pairs():
+    y = RNG.normal(size=(10, 1))
+    folds = np.arange(10) % 2
+    assert scale_of_all(y, 0.0 * y, folds, np.ones(10), lambda left_out: []) == 1.0
+
+
+# Locations, beside refits by hand
+
+
+def by_hand(y, held_out, groups, weights, refit):
+    """The scale from the groups' pairs, in loops."""
+    used = sorted({g for g, w in zip(groups, weights, strict=True) if w > 0})
+    pairs = [(used[2 * k], used[2 * k + 1]) for k in range(min(3, len(used) // 2))]
+    fewer, some, share = [], [], []
+    for pair in pairs:
+        out = np.isin(groups, pair)
+        fewer.append(np.abs(y - refit(~out))[out & (weights > 0)])
+        some.append(np.abs(y - held_out)[out & (weights > 0)])
+        share.append(weights[out & (weights > 0)])
+    share = np.concatenate(share)
+    each = share.sum() / weights.sum() / (2 * len(pairs))
+    fewer, some, share = np.concatenate(fewer), np.concatenate(some), share / share.sum()
+    scale = []
+    for j in range(y.shape[1]):
+        ratio = (share @ fewer[:, j]) / (share @ some[:, j])
+        gap = fewer[:, j] - ratio * some[:, j]
+        std = np.sqrt(len(share) / (len(share) - 1) * np.sum(share**2 * gap**2))
+        gain = max(np.log(ratio) - std / (share @ fewer[:, j]), 0.0)
+        power = np.log(1 / (1 - each)) / np.log((1 - each) / (1 - 2 * each))
+        scale.append(np.exp(-gain * power))
+    return np.array(scale)
+
+
+def smooth(n, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, 2))
+    return x, np.sin(6 * x[:, :1]) + x[:, 1:] + 0.01 * rng.normal(size=(n, 1))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["boosting", "shallow", "forest"])
+def test_trees_without_pairs_of_parts_tell_the_scale(kind, weighted):
+    x, y = smooth(300)
+    weights = np.random.default_rng(3).integers(0, 3, 300) * 1.0 if weighted else np.ones(300)
+    rows = TrainingRows(x, y, weights / weights.sum(), fold_of_rows(0, 300, 10), 10, 1, threads=2)
+    found = cross_fitted(kind, rows)
+
+    def refit(selected):
+        from cme_dask.learning.trees import KINDS
+
+        fit = KINDS[kind](rows, selected, steps=found.steps)
+        return fit.mean((2, 1), found.steps)(x)
+
+    expected = by_hand(y, found.predicted, rows.folds % 5, rows.weights, refit)
+    np.testing.assert_allclose(residual_scale(found, rows), expected, rtol=1e-10)
+    assert kind == "shallow" or (expected < 1.0).all()
+
+
+def test_a_ridge_regression_without_pairs_of_folds_tells_the_scale():
+    """From moments alone, beside predictions at rows."""
+    x, y = smooth(160, 1)
+    y = np.hstack([y, RNG.normal(size=(160, 1))])
+    weights, folds = RNG.uniform(0.5, 2.0, 160), fold_of_rows(0, 160, 8)
+    sides = (
+        FeatureBlock(NewtonBasis.from_points(Gaussian(0.5), x[:80]), ("a", "b")),
+        FeatureBlock(NewtonBasis.from_points(Gaussian(1.0), y[:5]), ("y", "z")),
+    )
+    moments = strip_moments(MomentReduction(sides, 8), (x, y), weights, folds)
+    columns = slice(0, 2)
+    within = x.min(axis=0), x.max(axis=0)
+
+    def fitted(moments):
+        return fit_mean_function(moments, sides[0].basis, columns, within=within)
+
+    found = fitted(moments)
+    scale = scaled_residuals(found, moments, columns).scale
+    fewer, some, share = [], [], []
+    for pair in [(0, 1), (2, 3), (4, 5)]:
+        rest = ~np.isin(folds, pair)
+        part = strip_moments(
+            MomentReduction(sides, 8), (x[rest], y[rest]), weights[rest], folds[rest]
+        )
+        # The ridges are those of all rows.
+        refits = [
+            fit_mean_function(part, sides[0].basis, columns, ridges=(ridge,), within=within)
+            for ridge in found.ridges
+        ]
+        for fold in pair:
+            held = folds == fold
+            predicted = np.column_stack(
+                [one.residuals.location(x[held])[:, j] for j, one in enumerate(refits)]
+            )
+            square = (predicted - y[held]) ** 2
+            own = (found.residuals.held_out(x, folds)[held] - y[held]) ** 2
+            fewer.append(weights[held] @ square / weights[held].sum())
+            some.append(weights[held] @ own / weights[held].sum())
+            share.append(weights[held].sum())
+    each = np.mean(share) / weights.sum()
+    expected = error_of_all(
+        np.array(fewer), np.array(some), np.array(share), (1 - 2 * each, 1 - each), 2
+    )
+    np.testing.assert_allclose(scale, expected, rtol=1e-6)
+    assert scale[0] < 0.99
+    assert scale[1] > 0.95  # noise has no learning curve
+    pair = fold_pairs(moments.held_out_folds)[1]
+    left = moments.means(without=pair)
+    rest = ~np.isin(folds, pair)
+    np.testing.assert_allclose(left.weight, weights[rest].sum())
+    np.testing.assert_allclose(
+        left.means["x"], weights[rest] @ sides[0].basis(x[rest]) / left.weight
+    )
+
+
+def test_a_regressor_without_pairs_of_folds_tells_the_scale():
+    x, y = smooth(900)
+    tree, folds = DecisionTreeRegressor(random_state=0), fold_of_rows(0, 900, 6)
+    fit = JointDistribution(
+        location=tree, kernel_x="median", kernel_y="median", tol=1e-2, n_folds=6
+    ).fit(x, y)
+
+    def refit(selected):
+        return clone(tree).fit(x[selected], y[selected, 0]).predict(x)[:, None]
+
+    held_out = np.empty_like(y)
+    for fold in range(6):
+        held_out[folds == fold] = refit(folds != fold)[folds == fold]
+    expected = by_hand(y, held_out, folds, np.full(900, 1 / 900), refit)
+    np.testing.assert_allclose(fit.model_.residual.scale, expected, rtol=1e-10)
+    assert expected < 0.99
+
+
+def test_the_scale_is_that_of_errors_at_new_rows():
+    """It has at least half of the way from held-out errors, and does not go beyond."""
+    x, y = smooth(1000)
+    rows = TrainingRows(x, y, np.full(1000, 1e-3), fold_of_rows(0, 1000, 10), 10, 1, threads=2)
+    found = cross_fitted("boosting", rows)
+    whole = HistGradientBoostingRegressor(
+        max_iter=found.steps, min_samples_leaf=10, early_stopping=False, random_state=1
+    ).fit(x, y[:, 0])
+    more, target = smooth(4000, 9)
+    error = np.abs(whole.predict(more) - target[:, 0]).mean()
+    ratio = error / np.abs(found.predicted - y).mean()
+    assert ratio < 0.9
+    assert 0.5 < (1.0 - residual_scale(found, rows)[0]) / (1.0 - ratio) < 1.1
+
+
+# Laws
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """A model of two columns of y, whose residuals are halved in the first one."""
+    x, y = smooth(300)
+    y = np.hstack([y, y**2 + 0.1 * RNG.normal(size=y.shape)])
+    tuning = Tuning(rows=300, max_rank=40, evaluations=0, finalists=1, averaged=1, trees=())
+    model = JointDistribution(tuning=tuning, residual=True, support="continuous").fit(x, y).model_
+    assert model.residual.transform is None
+    halved, whole = (
+        replace(model, residual=replace(model.residual, scale=np.array([first, 1.0])))
+        for first in (0.5, 1.0)
+    )
+    return halved, whole, x[:7]
+
+
+def test_laws_are_narrower_around_the_same_location(narrow):
+    model, other, x = narrow
+    mu, inner = model.residual.location(x), model.residual.model
+    e, weights = inner.y.cells.means, inner.weights(x)
+    atoms = mu[:, None] + e * model.residual.scale
+    law, wide = model.conditional(x), other.conditional(x)
+    np.testing.assert_allclose(law.mean(), np.einsum("bs,bsd->bd", weights, atoms), rtol=1e-10)
+    np.testing.assert_allclose(law.std()[:, 1], wide.std()[:, 1], rtol=1e-12)
+    gap = atoms - law.mean()[:, None]
+    variance = np.einsum("bs,bsd->bd", weights, gap**2)
+    np.testing.assert_allclose(law.std() ** 2, variance, rtol=1e-9)
+    below = (weights * (atoms[:, :, 0] <= 0.3)).sum(axis=1)
+    np.testing.assert_allclose(law.cdf(0.3, "y0"), below, atol=1e-12)
+    assert (law.interval(0.9, "y0")[1] < wide.interval(0.9, "y0")[1] + 1e-9).all()
+    draws = law.sample(200, random_state=0)
+    np.testing.assert_allclose(
+        draws - mu[:, None],
+        (wide.sample(200, random_state=0) - mu[:, None]) * [0.5, 1.0],
+        atol=1e-9,
+    )
+
+
+def test_densities_are_narrower_too(narrow):
+    """Around the location: p(mu + e / 2) = 2 p'(mu + e) for densities of the first column."""
+    for one, two in ([narrow[0], narrow[1]],):
+        x = narrow[2][:1]
+        mu = one.residual.location(x)[0]
+        e = np.column_stack([np.linspace(-0.4, 0.4, 9), np.zeros(9)])
+        halved, whole = e * [0.5, 1.0], e
+        p = one.conditional(x).log_pdf(mu + halved)
+        q = two.conditional(x).log_pdf(mu + whole)
+        np.testing.assert_allclose(p, q + np.log(2.0), rtol=0.02, atol=0.05)
+
+
+def test_files_hold_the_scale(tmp_path, narrow):
+    model, _, x = narrow
+    model.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    np.testing.assert_array_equal(again.residual.scale, model.residual.scale)
+    np.testing.assert_array_equal(again.conditional(x).std(), model.conditional(x).std())
+    state = model.to_state()
+    del state.arrays["residual_scale"]  # as in files of earlier versions
+    assert JointModel.from_state(state).residual.scale is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        ([0.0, 1.0], "damaged"),
+        ([1.5, 1.0], "damaged"),
+        ([-0.5, 1.0], "damaged"),
+        ([1.0], "residual_scale.*shape"),
+        ([np.nan, 1.0], "residual_scale.*finite"),
+    ],
+)
+def test_damaged_scales_are_refused(narrow, scale, words):
+    state = narrow[0].to_state()
+    state.arrays["residual_scale"] = np.array(scale)
+    with pytest.raises(StoreError, match=words):
+        JointModel.from_state(state)
+
+
+def test_conformal_scores_are_those_of_the_narrower_law():
+    """Intervals with a guarantee are as wide as without the scale, about: scores make up for it."""
+    x, y = smooth(900)
+    fit = JointDistribution(
+        location=DecisionTreeRegressor(random_state=0),
+        kernel_x="median",
+        kernel_y="median",
+        tol=1e-2,
+        conformal=True,
+    ).fit(x, y)
+    assert fit.model_.residual.scale[0] < 0.97
+    more, target = smooth(3000, 5)
+    law = fit.conditional(more)
+    inside = []
+    for conformal in (False, True):
+        low, high = law.interval(0.9, conformal=conformal)
+        inside.append(((target[:, 0] >= low) & (target[:, 0] <= high)).mean())
+    assert inside[1] > 0.88
+    assert inside[1] >= inside[0]
