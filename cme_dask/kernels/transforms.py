@@ -5,6 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from numbers import Real
 from typing import Any, ClassVar
@@ -130,7 +131,7 @@ class Scores(ColumnTransform):
         # of the segment, not a slope: the slope of a short segment may leave the range.
         values, scores, widths, rises = (
             xp.asarray(numbers, dtype=xp.float64, device=device(like))
-            for numbers in (self.values, self.scores, _steps(self.values), _steps(self.scores))
+            for numbers in _knots(self.values, self.scores)
         )
         inner = values[1:-1]
         # Rounding takes no segment but the last beyond its end: so the map ascends as computed.
@@ -157,9 +158,9 @@ class Scores(ColumnTransform):
 
     def slope(self, xp: Any, column: Array) -> Array:
         """Return the slope of the segment."""
-        values, widths, rises = (
+        values, _, widths, rises = (
             xp.asarray(numbers, dtype=xp.float64, device=device(column))
-            for numbers in (self.values, _steps(self.values), _steps(self.scores))
+            for numbers in _knots(self.values, self.scores)
         )
         segment = xp.searchsorted(values[1:-1], xp.astype(column, xp.float64, copy=False))
         return xp.take(rises, segment) / xp.take(widths, segment)
@@ -322,8 +323,10 @@ def _ascending(name: str, values: Any) -> tuple[float, ...]:
     return numbers
 
 
-def _steps(values: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(b - a for a, b in pairwise(values))
+@lru_cache(maxsize=64)
+def _knots(values: tuple[float, ...], scores: tuple[float, ...]) -> tuple[Array, ...]:
+    """Values and scores, and their steps from one to the next, made once for many blocks."""
+    return np.array(values), np.array(scores), np.diff(values), np.diff(scores)
 
 
 def _plain(value: Any) -> Any:
