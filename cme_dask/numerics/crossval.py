@@ -228,7 +228,7 @@ class HeldFold:
         unseen = HeldOut.of(self.held, transform_x, transform_y, self.of_sides)
         target = transform_y.T @ self.rest.blocks["y", "f(y)"]
         constant = self.rest.means["f(y)"]
-        coef = np.stack([problem.ridged(reg).free for reg in regs])
+        coef = problem.free_of(regs)
         slopes = transform_x @ (coef.transpose(0, 2, 1) @ target)
         squared = self.held.squared_error("x", "y", constant, slopes)
         flat = np.zeros((len(transform_x), len(constant)))

@@ -7,7 +7,7 @@ constraints of the package are in :mod:`cme_dask.constraints`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -152,10 +152,10 @@ class JointProblem:
             centred,
         )
 
-    def ridged(self, reg: Regularization) -> "JointProblem":
-        """The same program with another positive ridge: the eigenbases stay."""
-        quadratic = reg.denominator(self.eigenvalues_y, self.eigenvalues_x)
-        return replace(self, reg=reg, quadratic=quadratic)
+    def free_of(self, regs: Sequence[Regularization]) -> Array:
+        """The minimisers with other positive ridges, shape (R, k_Y, k_X): the eigenbases stay."""
+        lam = self.eigenvalues_y, self.eigenvalues_x
+        return -self.linear / np.stack([reg.denominator(*lam) for reg in regs])
 
     @property
     def free(self) -> Array:
