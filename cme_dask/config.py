@@ -30,12 +30,15 @@ HELD_ROWS = 4000
 PIVOTS = ("sampled", "greedy", "random")
 """Ways of choosing pivots."""
 
-ANSWERS = ("mean", "std", "quantile", "probability", "effective_support")
+ANSWERS = ("mean", "std", "quantile", "interval", "probability", "effective_support")
 EMBEDDING_ANSWERS = ("mean", "probability")
 """Quantities that batches of conditional laws are queried for."""
 
 LEVELS = (0.05, 0.5, 0.95)
 """Levels of their quantiles."""
+
+INTERVAL = 0.9
+"""Probability of their intervals."""
 
 MISSING = ("error", "drop", "impute")
 """What fits do with rows that lack a value."""

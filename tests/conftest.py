@@ -120,6 +120,7 @@ def shorten_searches(patch, **changes):
     patch.setattr(Tuning.__init__, "__defaults__", tuple((defaults | brief).values()))
     assert Tuning() == Tuning(**brief)
     patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 100)
+    patch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2, 3.2))
 
 
 @pytest.fixture

@@ -205,12 +205,61 @@ def test_points_are_printed_or_written_beside_their_answers(world):
         ),
         (("--given", "x0=1,x1=2", "--of", "probability"), "probability of y0, y1 has no values"),
         (("--given", "x0=1,x1=2", "--of", "mode"), "'mode' is not one of"),
+        (("--given", "x0=1,x1=2", "--interval", "1"), "probability of an interval lies between"),
+        (("--given", "x0=1,x1=2", "--conformal"), "give --interval 0.9, or leave conformal out"),
+        (
+            ("--given", "x0=1,x1=2", "--interval", "0.9", "--conformal"),
+            "no conformity scores of held-out rows",
+        ),
+        (("--given", "y0=1,y1=2", "--reverse", "--of", "interval", "--conformal"), "of x given y"),
     ],
 )
 def test_what_is_refused(world, args, message):
     folder = world[0]
     args = [folder / "s.zarr" if a == "STORE" else a for a in args]
     assert message in refused("predict", folder / "m.zarr", *args)
+
+
+@pytest.mark.parametrize("conformal", [False, True])
+def test_intervals_are_those_of_the_laws(world, tmp_path, conformal):
+    """At points, in a file and in a store; conformal ones of a model that has scores."""
+    folder, x, y, model = world
+    model = model.conformalized(x[:1000], y[:1000])
+    model.save(tmp_path / "m")
+    options = ("--of", "mean", "--interval", 0.8) + ("--conformal",) * conformal
+    told = as_json("predict", tmp_path / "m", "--given", "x0=0.5,x1=-1", *options)
+    ends = ["y0 lower", "y1 lower", "y0 upper", "y1 upper"]
+    assert told["answers"] == ["y0 mean", "y1 mean", *ends]
+    law = model.conditional([[0.5, -1.0]])
+    expected = np.ravel(law.interval(0.8, conformal=conformal))
+    np.testing.assert_allclose(told["values"][0][2:], expected, rtol=1e-12)
+    (tmp_path / "points.csv").write_text("x0,x1\n0.5,-1\n")
+    run("predict", tmp_path / "m", "--points", tmp_path / "points.csv", *options,
+        "--out", tmp_path / "a.csv")  # fmt: skip
+    table = pd.read_csv(tmp_path / "a.csv")
+    np.testing.assert_allclose(table[ends].to_numpy()[0], expected, rtol=1e-9)
+    run("predict", tmp_path / "m", "--points", tmp_path / "points.csv", *options, "--overwrite",
+        "--out", tmp_path / "a.csv")  # fmt: skip
+    out = tmp_path / "a"
+    as_json("predict", tmp_path / "m", folder / "s.zarr", "--out", out, "--of", "interval",
+            *("--conformal",) * conformal)  # fmt: skip
+    group = zarr.open_group(str(out), mode="r")
+    assert list(group.array_keys()) == ["interval"]
+    both = np.stack(model.conditional(x).interval(0.9, conformal=conformal), axis=1)
+    np.testing.assert_allclose(group["interval"][...], both, atol=1e-10)
+    about = group.attrs["cme_dask"]
+    assert (about["interval"], about["conformal"]) == (0.9, conformal)
+    assert xr.open_zarr(out, consolidated=False)["interval"].dims == ("row", "end", "column")
+
+
+def test_ends_that_rows_cannot_tell_are_unbounded(world, tmp_path):
+    """Of a level that needs more rows than have scores."""
+    _, x, y, model = world
+    model.conformalized(x[:20], y[:20]).save(tmp_path / "m")
+    asked = (tmp_path / "m", "--given", "x0=0,x1=0", "--of", "interval", "--interval", 0.99)
+    told = as_json("predict", *asked, "--conformal")
+    assert told["values"] == [[None] * 4]
+    assert run("predict", *asked, "--conformal")[1].count("unbounded") == 4
 
 
 def test_labels_are_answered_by_their_probabilities(tmp_path):

@@ -31,6 +31,7 @@ from cme_dask.config import ANSWERS, LEVELS
         'cme-dask predict m.zarr --given TEMP=20,DEWP=5 --event "PM2.5 > 75"',
         "cme-dask predict m.zarr --points weather.csv --out answers.csv",
         "cme-dask predict m.zarr s.zarr --out answers.zarr --of quantile --levels 0.1,0.5,0.9",
+        "cme-dask predict m.zarr s.zarr --out answers.zarr --of mean --interval 0.9 --conformal",
     ),
 )
 @click.argument("model")
@@ -42,7 +43,7 @@ from cme_dask.config import ANSWERS, LEVELS
     "answers",
     type=click.Choice(ANSWERS),
     multiple=True,
-    help="Quantity to compute; repeatable.  [default: all]",
+    help="Quantity to compute; repeatable.  [default: all, intervals with --interval]",
 )
 @click.option(
     "--levels",
@@ -50,6 +51,19 @@ from cme_dask.config import ANSWERS, LEVELS
     default=",".join(f"{level:g}" for level in LEVELS),
     show_default=True,
     help="Levels of the quantiles, between 0 and 1.",
+)
+@click.option(
+    "--interval",
+    type=float,
+    metavar="PROBABILITY",
+    help="Also the lower and upper ends of intervals of this probability.  [default: 0.9 with "
+    "--of interval]",
+)
+@click.option(
+    "--conformal",
+    is_flag=True,
+    help="Make the intervals from conformity scores of held-out rows, so that new rows are covered "
+    "even where the laws are wrong.",
 )
 @click.option("--event", "events", multiple=True, help='Event such as "PM2.5 > 75"; repeatable.')
 @click.option("--reverse", is_flag=True, help="Laws of x given y.")
@@ -65,6 +79,8 @@ def predict(
     points: Path | None,
     answers: tuple[str, ...],
     levels: tuple[float, ...],
+    interval: float | None,
+    conformal: bool,
     events: tuple[str, ...],
     reverse: bool,
     chunk_rows: int | None,
@@ -86,7 +102,15 @@ def predict(
     of_points = bool(given) or points is not None
     if (store is None) != of_points:
         raise click.UsageError("give points by --given or --points, or a STORE: one of the two")
-    query = job.query_of(model, reverse=reverse, answers=answers, levels=levels, events=events)
+    query = job.query_of(
+        model,
+        reverse=reverse,
+        answers=answers,
+        levels=levels,
+        events=events,
+        interval=interval,
+        conformal=conformal,
+    )
     if store is not None:
         if out is None:
             raise click.UsageError("Missing option '--out': the answers of a STORE are written.")

@@ -257,19 +257,23 @@ def query_of(
     answers: Sequence[str],
     levels: Sequence[float],
     events: Sequence[str],
+    interval: float | None,
+    conformal: bool,
 ) -> Query:
     """The query of a saved model.
 
     Raises
     ------
     DataError
-        On unknown answers or events, levels out of range, or a model without laws.
+        On unknown answers or events, levels out of range, a model without laws, or one without
+        the conformity scores that are asked for.
     StoreError
         If the model is unusable.
     """
     fitted = load_conditional(model)
     kind: Any = LawQuery if isinstance(fitted, JointModel) else EmbeddingQuery
-    query: Query = kind(fitted, reverse, tuple(answers), tuple(levels), tuple(events))
+    texts = tuple(answers), tuple(levels), tuple(events)
+    query: Query = kind(fitted, reverse, *texts, interval, conformal)
     return query
 
 
@@ -284,7 +288,8 @@ def predict_points(query: Query, model: str, given: Sequence[str], points: Path 
         "columns": list(query.given.columns.given.names),
         "points": plain_points(array),
         "answers": list(query.labels),
-        "values": values.tolist(),
+        # Ends of intervals that the rows can't tell are infinite, which JSON has no number for.
+        "values": [[v if np.isfinite(v) else None for v in row] for row in values.tolist()],
         "units": query.given.columns.units | query.answered.columns.units,
     }
 
@@ -297,7 +302,9 @@ def _is_table(path: Path) -> bool:
         names = next(csv.reader([header.decode()]), [])
     except (UnicodeDecodeError, csv.Error):
         return False
-    answer = re.compile(r".+ (mean|std|q[0-9.e-]+)|P\(.+\)|effective support", re.DOTALL)
+    answer = re.compile(
+        r".+ (mean|std|lower|upper|q[0-9.e-]+)|P\(.+\)|effective support", re.DOTALL
+    )
     return header.startswith(b'"') and any(map(answer.fullmatch, names[1:]))
 
 

@@ -445,11 +445,11 @@ def answer_tables(result: Result) -> list[RenderableType]:
     names = [with_unit(name, result["units"]) for name in columns]
     pairs = list(zip(result["points"], result["values"], strict=True))
     if len(columns) + len(answers) <= _WIDE:
-        rows = [(*map(_text, point), *map(number, values)) for point, values in pairs]
+        rows = [(*map(_text, point), *map(_answer, values)) for point, values in pairs]
         return [grid(title, [*names, *answers], rows)]
     head = [f"{i + 1}" for i in range(len(pairs))]
     lines = [(name, *(_text(point[j]) for point, _ in pairs)) for j, name in enumerate(names)]
-    means = [(name, *(number(values[j]) for _, values in pairs)) for j, name in enumerate(answers)]
+    means = [(name, *(_answer(values[j]) for _, values in pairs)) for j, name in enumerate(answers)]
     return [grid(title, ["", *head], [*lines, *means])]
 
 
@@ -468,6 +468,10 @@ def store_answer_tables(result: Result) -> list[RenderableType]:
         ("peak memory", memory_line(result["memory"])),
     ]
     return [facts(result["out"], lines)]
+
+
+def _answer(value: float | None) -> str:
+    return "unbounded" if value is None else number(value)
 
 
 def _text(value: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cme_dask.config import ANSWERS, EMBEDDING_ANSWERS, LEVELS
+from cme_dask.config import ANSWERS, EMBEDDING_ANSWERS, INTERVAL, LEVELS
 from cme_dask.data.outputs import AnswerArray
-from cme_dask.errors import DataError, UnseenCategoryWarning
+from cme_dask.errors import DataError, UnseenCategoryWarning, remedy
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel
@@ -32,17 +32,22 @@ class Query(ABC):
     reverse
         X given Y.
     answers
-        Which of ``known``; default all.
+        Which of ``known``; default all, intervals only where ``interval`` is given.
     levels
         Of the quantiles, in (0, 1).
     events
         Texts such as ``PM2.5 > 75``, of columns of the answered variable.
+    interval
+        Probability of the intervals, in (0, 1), which are then among the answers; default 0.9.
+    conformal
+        Whether intervals are made of conformity scores, see :meth:`ConditionalLaw.interval`.
 
     Raises
     ------
     DataError
         On unknown answers or events, levels out of range, events whose probability is not among
-        the answers, or answers that would have no values.
+        the answers, conformal intervals that are not among them or that the model can't make, or
+        answers that would have no values.
     """
 
     known: ClassVar[tuple[str, ...]]
@@ -54,15 +59,29 @@ class Query(ABC):
     answers: tuple[str, ...] = ()
     levels: tuple[float, ...] = LEVELS
     events: tuple[str, ...] = ()
+    interval: float | None = None
+    conformal: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "answers", self.answers or self.known)
+        answers = self.answers or tuple(name for name in self.known if name != "interval")
+        if self.interval is not None and "interval" not in answers:
+            answers = (*answers, "interval")
+        object.__setattr__(self, "answers", answers)
         for name in self.answers:
             if name not in self.known:
                 raise DataError(f"unknown answer {name!r}: there are {', '.join(self.known)}")
         for level in self.levels:
             if not 0.0 < level < 1.0:
                 raise DataError(f"levels of quantiles lie between 0 and 1, got {level:g}")
+        if self.interval is not None and not 0.0 < self.interval < 1.0:
+            raise DataError(
+                f"the probability of an interval lies between 0 and 1, got {self.interval:g}"
+            )
+        if self.conformal and "interval" not in self.answers:
+            raise DataError(
+                f"conformal intervals are not among the answers {', '.join(self.answers)}: give "
+                f"{remedy('interval=0.9', '--interval 0.9')}, or leave conformal out"
+            )
         columns = self.answered.columns
         for text in self.events:
             Event.parse(text, columns.names, columns.categories)
@@ -76,8 +95,8 @@ class Query(ABC):
             raise DataError(
                 f"{', '.join(self.answers)} of {', '.join(columns.names)} has no values: "
                 "probabilities need events (such as 'y0 > 1') or categorical columns, "
-                "quantiles need levels, and means, standard deviations and quantiles need numeric "
-                "columns"
+                "quantiles need levels, and means, standard deviations, quantiles and intervals "
+                "need numeric columns"
             )
 
     @abstractmethod
@@ -97,6 +116,11 @@ class Query(ABC):
     @abstractmethod
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
         """What answers at rows of numbers and codes, by the name of the answer."""
+
+    @property
+    def probability(self) -> float:
+        """Of the intervals."""
+        return INTERVAL if self.interval is None else self.interval
 
     @property
     def given(self) -> Any:
@@ -132,6 +156,11 @@ class Query(ABC):
                 ("level", "column"),
                 (len(levels), len(names)),
                 [f"{n} q{level:g}" for level in levels for n in names],
+            ),
+            "interval": (
+                ("end", "column"),
+                (2, len(names)),
+                [f"{n} {end}" for end in ("lower", "upper") for n in names],
             ),
             "probability": (("event",), (len(chances),), [f"P({text})" for text in chances]),
             "effective_support": ((), (), ["effective support"]),
@@ -175,6 +204,8 @@ class LawQuery(Query):
     def _check(self) -> None:
         if self.answered.cells is None:
             raise DataError("this model has no laws to ask: fit it with support_size of at least 1")
+        if self.conformal:  # the law says what is missing
+            self._intervals(self._law(np.empty((0, len(self.given.columns.names)))))
 
     @property
     def size(self) -> int:
@@ -186,12 +217,20 @@ class LawQuery(Query):
         """Number of functions of x."""
         return len(self.model.coef)
 
+    def _law(self, rows: Array) -> Any:
+        return self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
+
+    def _intervals(self, law: Any) -> Array:
+        """Lower and upper ends, shape (b, 2) or (b, 2, d)."""
+        return np.stack(law.interval(self.probability, conformal=self.conformal), axis=1)
+
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
-        law: Any = self.model.conditional(Y=rows) if self.reverse else self.model.conditional(rows)
+        law: Any = self._law(rows)
         return {
             "mean": law.mean,
             "std": law.std,
             "quantile": lambda: law.quantile(self.levels),
+            "interval": lambda: self._intervals(law),
             "probability": lambda: np.stack([law.probability(t) for t in self.chances], axis=-1),
             "effective_support": law.effective_support,
         }
