@@ -1,6 +1,7 @@
 """Kernels and ridge learned from the rows."""
 
 import warnings
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -16,7 +17,7 @@ from cme_dask.kernels import Gaussian, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.learning.losses import ScreenedRows
 from cme_dask.learning.problems import search_joint
-from cme_dask.learning.search import SearchedVariable, SearchProblem, search
+from cme_dask.learning.search import SearchedVariable, SearchProblem, _groups, search
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import Regularization
 
@@ -73,6 +74,19 @@ def test_of_many_columns_those_that_matter_least_share_a_factor():
     assert not {7, 31} & set(together)
     best = found.finalists[0].trial.x.scales
     assert sorted(np.argsort(best)[:2]) == [7, 31]
+
+
+def test_columns_of_y_leave_parameters_to_those_of_x():
+    tried = SimpleNamespace(relevance={0: 0.1, 1: 0.5, 2: -0.1})
+    assert _groups(tried, np.arange(24), 3).tolist() == list(range(24))
+    group = _groups(tried, np.arange(43), 3)  # 21 of 40 columns of y by themselves
+    assert group[:3].tolist() == [22, 21, 23]
+    assert group[3:24].tolist() == list(range(21))
+    assert set(group[24:]) == {23}
+    group = _groups(tried, np.arange(80), 40)
+    assert group[40:52].tolist() == list(range(12))
+    assert sorted(set(group.tolist())) == list(range(24))
+    assert group[1] == 12
 
 
 def test_skewed_columns_get_normal_scores():

@@ -145,9 +145,11 @@ class JointDistribution(JointFit):
         columns of y a name for each); or an unfitted scikit-learn regressor, which is fitted to the
         row sample and, for the residuals, to the row sample without each fold. Both models, of
         (x, y) and of (x, e), then come from one pass, and the location is kept whatever it gains,
-        which ``model_.about["residual"]`` holds. Laws of residuals are given the predictions as
-        well as x, unless ``kernel_x`` is. A model whose location is a regressor can only be saved
-        if that is one of scikit-learn's trees, forests or gradient boosting.
+        which ``model_.about["residual"]`` holds. Where kernels are learned, trees that predict
+        clearly better than a regressor (``tuning.trees``) join it: mu(x) is then a mean of both.
+        Laws of residuals are given the predictions as well as x, unless ``kernel_x`` is. A model
+        whose location is a regressor can only be saved if that is one of scikit-learn's trees,
+        forests or gradient boosting.
     support : {"auto", "continuous", "discrete", "bounded"}, (low, high), array or dict, optional
         Which values y takes, for laws that are moved to a location; other laws have their mass on
         rows of y anyway. ``"auto"``, the default, recognises discrete columns, values that hold a

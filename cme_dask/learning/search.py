@@ -331,16 +331,12 @@ def _refine(
 ) -> None:
     """All length scales together, from a pair on; ignored columns stay ignored.
 
-    Of many columns those that lost most by a longer scale, and those of y, have one each.
+    Of many columns those of x that lost most by a longer scale, and some of y, have one each.
     """
     all_scales = np.asarray(_scales(pair))
     active = np.flatnonzero(all_scales < IGNORED)
     first = np.log(np.clip(all_scales[active], *bounds))
-    # Columns of y were not tried, and come first.
-    order = np.argsort([-tried.relevance.get(j, np.inf) for j in active.tolist()], kind="stable")
-    group = np.arange(len(active))
-    if len(active) > REFINED:
-        group[order] = np.minimum(np.arange(len(active)), REFINED - 1)
+    group = _groups(tried, active, len(pair[0].scales))
     start: Array = np.bincount(group, first) / np.bincount(group) if len(active) else first
     if not len(start) or evaluations <= len(start) + 2:
         return
@@ -365,6 +361,29 @@ def _refine(
         bounds=[(np.log(bounds[0]), np.log(bounds[1]))] * len(start),
         options={"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
     )
+
+
+def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
+    """Which of at most 24 parameters moves the length scale of each column, shape (len(active),).
+
+    Parameters
+    ----------
+    tried
+        Knows which columns of x matter.
+    active
+        The columns, those of x first.
+    columns_x
+        Number of columns of x.
+    """
+    count, n_x = len(active), int((active < columns_x).sum())
+    if count <= REFINED:
+        return np.arange(count)
+    few = max(REFINED // 2, REFINED - n_x)  # of y, which no trial has ranked
+    lost = [tried.relevance.get(j, 0.0) for j in active[:n_x].tolist()]
+    ranks = np.concatenate([lost, np.where(np.arange(count - n_x) < few, np.inf, -np.inf)])
+    group = np.empty(count, dtype=np.int64)
+    group[np.argsort(-ranks, kind="stable")] = np.minimum(np.arange(count), REFINED - 1)
+    return group
 
 
 def _rescale(tried: KernelSearch) -> None:
