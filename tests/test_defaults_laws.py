@@ -55,7 +55,7 @@ def between(located):
     share = (t * t * (3 - 2 * t))[:, None]
     residual, cells = model.residual, model.y.cells
     assert cells.whole.all()
-    z = residual.location(at) + residual.model.y.cells.means[:, 0]
+    z = residual.location(at) + residual.scale * residual.model.y.cells.means[:, 0]
     moved = residual.undo(z.reshape(-1, 1)).reshape(z.shape)
     moved = np.clip(moved, y.min(), y.max())
     far = model.weights(at)[:, cells.cell_of_atom] * cells.shares

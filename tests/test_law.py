@@ -509,7 +509,7 @@ def moved(request):
         residual = replace(residual, transform=Transform((curved, Standard(0.5, 2.0))))
         model = replace(model, residual=residual)
     at = AT[:5]
-    z = residual.location(at)[:, None] + residual.model.y.cells.means
+    z = residual.location(at)[:, None] + residual.scale * residual.model.y.cells.means
     if request.param == "scores":
         places = np.stack(
             [np.interp(z[..., 0], curved.scores, curved.values), z[..., 1] * 2 + 0.5], axis=-1
@@ -585,7 +585,7 @@ def test_laws_between_near_and_far_are_mixtures_of_both(moved):
     assert (share[:2] == 1.0).all()
     assert ((share[2:] > 0.0) & (share[2:] < 1.0)).sum() >= 3
     located, cells = model.residual, model.y.cells
-    z = located.location(x)[:, None] + located.model.y.cells.means
+    z = located.location(x)[:, None] + located.scale * located.model.y.cells.means
     near = model.residual.values.possible(located.undo(z.reshape(-1, 2))).reshape(z.shape)
     masses = located.model.conditional(x).weights(), model.weights(x)
     far = masses[1][:, cells.cell_of_atom] * cells.shares
