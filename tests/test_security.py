@@ -23,6 +23,7 @@ from cme_dask import (
     EmbeddingClassifier,
     JointClassifier,
     PivotedCholesky,
+    SparseEmbedding,
     kernels,
     load,
     open_sample,
@@ -36,6 +37,7 @@ from cme_dask.data.store import sealed
 from cme_dask.data.zarr_reader import ZarrTableSource
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.models.events import Event
+from cme_dask.models.sparse import SparseModel
 from cme_dask.passes.cluster import connected
 
 PACKAGE = Path(cme_dask.__file__).parent
@@ -506,9 +508,22 @@ def test_an_array_that_holds_others_is_no_array(tmp_path):
         StoreError, match=r"an array, but holds others \(chunk_checksums, row_sample, x, y\)"
     ):
         open_sample(store)
+    (store / "again").symlink_to("again")  # a link to itself is no array
+    with pytest.raises(StoreError, match=r"an array, but holds others \(chunk_checksums, "):
+        open_sample(store)
+    (store / "again").unlink()
     root.write_bytes(both[0]), inner.write_bytes(both[1])
     assert open_sample(store).n_rows == 300
     assert open_sample(str(store / "x")).n_rows == 300
+
+
+def test_a_sparse_model_tells_both_numbers_of_candidates():
+    x = np.linspace(-1.0, 1.0, 60)[:, None]
+    fit = SparseEmbedding(kernel_x=kernels.Gaussian(0.5), kernel_y=kernels.Gaussian(0.5))
+    state = fit.fit(x, np.sin(x), scheduler="synchronous").model_.to_state()
+    state.description["about"]["candidates"].pop()
+    with pytest.raises(StoreError, match="description of its fit is damaged"):
+        SparseModel.from_state(state)
 
 
 def test_held_out_errors_of_a_classifier_are_a_table():

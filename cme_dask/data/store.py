@@ -123,12 +123,10 @@ def _check_alone(where: str) -> None:
     """
     if not os.path.isdir(where):
         return
-    with os.scandir(where) as entries:
-        within = [each for each in entries if not each.name.isdigit() and each.is_dir()]
     others = sorted(
-        each.name
-        for each in within
-        if any(_exists(os.path.join(each.path, name)) for name in _NODES)
+        name
+        for name in os.listdir(where)
+        if not name.isdigit() and any(_exists(os.path.join(where, name, node)) for node in _NODES)
     )
     if others:
         raise StoreError(

@@ -115,7 +115,7 @@ def check_about(model: Model) -> None:
     """StoreError unless the description of its fit has what its summary shows."""
     try:
         model.summary()
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise StoreError(
             f"the model's description of its fit is damaged ({brief(error)}): restore it or fit it "
             "again"

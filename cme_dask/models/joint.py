@@ -549,7 +549,7 @@ def _law_inputs_fit(model: JointModel) -> bool:
         tables = [model.about.get("held_out", {}).get(key, {}) for key in "xy"]
         errors = [one.get("error", 0.0) for table in tables for one in table.values()]
         _ = model.calibration, model.conformal
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         return False
     return is_a(rows, int) and rows > 0 and all(isinstance(e, float) for e in errors)
 
