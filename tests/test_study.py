@@ -15,6 +15,7 @@ from benchmarks.laws import judge_tuned
 from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, STUDY, StudyOptions, study_page
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
+from cme_dask.learning.search import GRID
 
 MODELS = {
     "none",
@@ -120,7 +121,10 @@ def test_the_page_of_the_docs_is_that_of_its_figures():
 
 
 @pytest.mark.parametrize("residual", ["auto", False])
-def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth(brief_search, residual):
+def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth(
+    brief_search, monkeypatch, residual
+):
+    monkeypatch.setattr("cme_dask.learning.search.GRID", GRID)
     found = judge_tuned("strong", 400, 1, residual)
     assert set(FIGURES) < set(found)
     assert found["minimum"] >= 0.0
