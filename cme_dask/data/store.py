@@ -123,16 +123,26 @@ def _check_alone(where: str) -> None:
     """
     if not os.path.isdir(where):
         return
+    with os.scandir(where) as entries:
+        within = [each for each in entries if not each.name.isdigit() and _is_folder(each)]
     others = sorted(
-        name
-        for name in os.listdir(where)
-        if not name.isdigit() and any(_exists(os.path.join(where, name, node)) for node in _NODES)
+        each.name
+        for each in within
+        if any(_exists(os.path.join(each.path, name)) for name in _NODES)
     )
     if others:
         raise StoreError(
             f"{where} is described as an array, but holds others ({brief(', '.join(others))}): "
             "restore its zarr.json from a copy"
         )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Without a further call for each chunk, of which there may be many."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _exists(path: str | os.PathLike[str]) -> bool:

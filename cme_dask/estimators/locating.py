@@ -32,10 +32,7 @@ from cme_dask.learning.trees import (
     trees_bytes,
 )
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.given_location import (
-    MixedMean,
-    RegressorResiduals,
-)
+from cme_dask.numerics.given_location import MixedMean, RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function, scaled_residuals
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.numerics.scoring import Mapped, law_error
@@ -114,6 +111,8 @@ def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
     trees = other.held_out(x, folds)
     errors = [law_error(s * predicted + (1.0 - s) * trees, y, rows.importance) for s in _SHARES]
     share = _SHARES[int(np.argmin(errors))]
+    if share == 1.0:
+        return context
     assert one.scale is not None
     assert other.scale is not None
 

@@ -67,6 +67,8 @@ class Query(ABC):
         if self.interval is not None and "interval" not in answers:
             answers = (*answers, "interval")
         object.__setattr__(self, "answers", answers)
+        if self.interval is None and "interval" in answers:
+            object.__setattr__(self, "interval", INTERVAL)
         for name in self.answers:
             if name not in self.known:
                 raise DataError(f"unknown answer {name!r}: there are {', '.join(self.known)}")
@@ -116,11 +118,6 @@ class Query(ABC):
     @abstractmethod
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
         """What answers at rows of numbers and codes, by the name of the answer."""
-
-    @property
-    def probability(self) -> float:
-        """Of the intervals."""
-        return INTERVAL if self.interval is None else self.interval
 
     @property
     def given(self) -> Any:
@@ -222,7 +219,7 @@ class LawQuery(Query):
 
     def _intervals(self, law: Any) -> Array:
         """Lower and upper ends, shape (b, 2) or (b, 2, d)."""
-        return np.stack(law.interval(self.probability, conformal=self.conformal), axis=1)
+        return np.stack(law.interval(self.interval, conformal=self.conformal), axis=1)
 
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
         law: Any = self._law(rows)

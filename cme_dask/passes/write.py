@@ -464,7 +464,7 @@ def _described(sample: Sample, query: Query) -> dict[str, Any]:
         "given": {"variable": "y" if query.reverse else "x", **query.given.columns.to_dict()},
         "columns": columns.only(query.numeric).to_dict(),
         "levels": list(query.levels),
-        "interval": query.probability,
+        "interval": query.interval,
         "conformal": query.conformal,
         "events": list(query.chances),
         "source": sample.location,
