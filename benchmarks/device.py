@@ -21,7 +21,7 @@ Result = dict[str, Any]
 NO_GPU = "no GPU, or no CuPy: pip install '.[gpu]'"
 _ORDER = 8192  # of the matrices whose product is timed
 _COPIED = 1 << 28  # bytes that are brought to the GPU
-_TASKS = 2  # at once, as by default
+_DEVICE, _TASKS = "cuda", 2  # tasks at once, as by default
 _GPU, _HOST = "device/rates/GPU", "device/rates/host"
 _TOL = 1e-6  # where a rank is given: these kernels reach the rank long before it
 
@@ -100,7 +100,7 @@ def device_case(bench: Bench, size: Size) -> None:
 def _compare(bench: Bench, at: str, fit: Fit, repeats: int | None = None) -> None:
     """A fit on the host and on the GPU, two tasks at once, and what reading alone takes."""
     host, gpu = f"{at}/host", f"{at}/GPU"
-    there = replace(fit, device="cuda", workers=_TASKS)
+    there = replace(fit, device=_DEVICE, workers=_TASKS)
     reading = StoreRead(fit.rows, bench.workers)
     bench.measure({host: fit, gpu: there, f"{at}/reading alone": reading}, repeats)
     bench.compare(at, "fit on the host / fit on the GPU", host, gpu)

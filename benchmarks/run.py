@@ -51,19 +51,20 @@ def write_result(
         Further texts by their file names, made from the result.
     """
     json_file, picture = (out / name for name in names)
-    result["files"] = [str(json_file)]
-    if drawing.available():
-        with writing(picture, of_format(names[1]), overwrite=True) as aside, disk_errors(picture):
-            draw(result, aside)
-        result["files"].append(str(picture))
-    else:
+    drawn = [picture] if drawing.available() else []
+    if not drawn:
         progress.say(f"no picture: {drawing.MISSING}")
+    result["files"] = [
+        str(path) for path in (json_file, *drawn, *(out / name for name in pages or ()))
+    ]
+    with writing(json_file, of_format(names[0]), overwrite=True) as aside, disk_errors(json_file):
+        aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    for path in drawn:  # what took hours to measure is on disk, whatever becomes of pictures
+        with writing(path, of_format(names[1]), overwrite=True) as aside, disk_errors(path):
+            draw(result, aside)
     for name, text in (pages or {}).items():
         with writing(out / name, of_format(name), overwrite=True) as aside, disk_errors(out / name):
             aside.write_text(text(result))
-        result["files"].append(str(out / name))
-    with writing(json_file, of_format(names[0]), overwrite=True) as aside, disk_errors(json_file):
-        aside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
 # ``python3 run bench``: run the cases and write the results

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import chi2_contingency
 
-from benchmarks import cases, classes, machine, measure, queries, run
+from benchmarks import cases, classes, device, machine, measure, memory, queries, report, run
 from benchmarks.__main__ import cli
 from benchmarks.fits import (
     Bare,
@@ -266,10 +266,46 @@ SMALL = {
     "tuning": Size(1500),
     "queries": Size(1000, ranks=(20,)),
     "multiclass": Size(2000),
+    "memory": Size(10**8),
 }
 
 
 LONG = ("tuning", "queries", "multiclass")  # of default fits
+
+
+def test_every_case_but_rates_of_the_machine_has_titles():
+    assert set(report._TITLES) == set(report._TITLES_PICTURE) == set(cases.CASES) - {"machine"}
+
+
+@pytest.mark.slow
+def test_the_case_of_a_gpu_reports_and_says_where_none_is(
+    here, brief_search, monkeypatch, tmp_path
+):
+    args = ("--case", "device", "--rows", 1000, "--ranks", 20, "--repeats", 1, "--workers", 2)
+    monkeypatch.setattr(device, "gpu_name", lambda: None)
+    code, stdout, err = command(*args, "--out", tmp_path / "none")
+    assert (code, device.NO_GPU in stdout) == (0, True), err
+    monkeypatch.setattr(device, "gpu_name", lambda: "a GPU")  # as which the host itself stands in
+    monkeypatch.setattr(device, "_DEVICE", None)
+    rates = {"gpu": "a GPU", "gemm_all": 1e12, "to_device": 1e10}
+    monkeypatch.setattr(device.GpuRates, "_measure", lambda self: lambda: rates)
+    code, _, err = command(*args, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert (tmp_path / "out" / "bench.png").stat().st_size > 5_000
+    result = json.loads((tmp_path / "out" / "bench.json").read_text())
+    check(result)
+    assert len({ratio["name"] for ratio in result["ratios"]}) == 4
+
+
+def test_figures_are_on_disk_though_their_picture_fails(tmp_path, monkeypatch):
+    def fail(result, path):
+        raise KeyError("device")
+
+    monkeypatch.setattr(run, "bench_picture", fail)
+    monkeypatch.setattr(run, "CASES", {"sparse": lambda bench, size: None})
+    with pytest.raises(KeyError):
+        command("--case", "sparse", "--out", tmp_path)
+    assert json.loads((tmp_path / "bench.json").read_text())["measurements"] == {}
 
 
 @pytest.mark.parametrize(
@@ -284,8 +320,10 @@ def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, 
     monkeypatch.setattr(run, "QUICK", SMALL)
     monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)
     monkeypatch.setattr(queries, "DEFAULT_ROWS", (200,))
+    monkeypatch.setattr(memory, "SHAPES", {"one": memory.Shape(2000, (2, 1), rank=20, scale=0.3)})
+    monkeypatch.setattr(memory, "LIMITED", ())
     out = tmp_path / "out"
-    repeats = 1 if case in ("tuning", "multiclass") else 2
+    repeats = 1 if case in ("tuning", "multiclass", "memory") else 2
     args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)
     code, stdout, err = command(*args, "--json")
     assert code == 0, err
