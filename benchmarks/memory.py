@@ -93,7 +93,7 @@ SHAPES = {
     "rank 2,000": Shape(10**5, (3, 3), rank=2000, folds=2, scale=0.5),
     "chunks of 500 rows": Shape(10**5, (6, 2), chunk=500, scheduler="processes", workers=4),
     "chunks of 2,000,000 rows": Shape(4 * 10**6, (6, 2), chunk=2 * 10**6, scheduler="cluster"),
-    "many rows": Shape(10**8, (3, 1), chunk=1 << 18, repeated=True),
+    "many rows": Shape(10**8, (3, 1), chunk=1 << 18, repeated=True, rank=20),
 }
 """The shapes by name: defaults, unless a rank, folds or kernels are given."""
 

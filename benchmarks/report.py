@@ -321,8 +321,8 @@ _TITLES_PICTURE = {
     "sizing": "Pass of {rows} stored rows, real and simulated",
     "programs": "Programs of a sample of {rows} rows",
     "sparse": "Sparse embeddings",
-    "memory": "Fits of twelve shapes, the longest of {rows} rows",
-    "device": "Joint distribution of {rows} stored rows, GPU and host",
+    "memory": "Fits of up to {rows} rows",
+    "device": "Joint fit of {rows} rows, GPU and host",
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
 _LEGEND = (

@@ -217,6 +217,37 @@ def test_the_predicted_peak_is_the_largest_over_the_phases():
     assert ahead.predicted > alone.predicted  # the next strip is read meanwhile
 
 
+def test_rows_on_the_way_have_the_columns_that_are_read():
+    """Residuals are made of the rows of a strip, not of those of the chunks that are read."""
+    cost, plain = asked(n_columns=4, chunk_rows=10**6, columns_read=4)
+    moved = plain._replace(n_columns=9)
+    run = RowRange(0, 10**6, plain.strip_rows)
+    more = task_bytes(cost, moved, run)[0] - task_bytes(cost, plain, run)[0]
+    assert more == 5 * plain.strip_rows * 8
+
+
+def test_partial_results_wait_where_tasks_are_more_than_threads():
+    executor = Executor("threads", 2, worker_memory=((1, 1 << 40), (1, 1 << 40)))
+    cost, extent = asked(n_folds=10)
+    runs = [RowRange(0, 4096, 4096)] * 4
+    two, four = (executor.check_pass(cost, extent, runs[:k]).predicted for k in (2, 4))
+    assert four - two == 2 * cost.partial
+    # What is sent and added takes four of them, though a task takes fewer.
+    assert two == max(task_bytes(cost, extent, runs[0])[0], 4 * cost.partial)
+
+
+def test_one_process_in_two_sends_while_the_others_compute():
+    cost, extent = asked(n_folds=200)
+    runs = [RowRange(0, 4096, 4096)] * 8
+    task = task_bytes(cost, extent, runs[0])[0]
+    each = [
+        Executor("processes", workers, 1 << 40).check_pass(cost, extent, runs).predicted
+        for workers in (2, 4)
+    ]
+    sends = max(4 * cost.partial, task)
+    assert each[1] - each[0] == 2 * (170 << 20) + task + sends
+
+
 def test_a_fit_is_refused_where_its_pivots_do_not_fit():
     sample = open_sample(np.zeros((1 << 15, 3)))
     places = [Executor("threads", 2, 1 << size) for size in (40, 29)]

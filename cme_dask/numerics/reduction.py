@@ -185,7 +185,7 @@ class Extent(NamedTuple):
     n_rows
         Number of rows.
     n_columns
-        Number of all columns of a strip: x, y, weights, groups and times.
+        Number of all columns of a strip: x, y, weights, groups, times, and residuals if there are.
     strip_rows
         Rows of a strip.
     chunk_rows
@@ -197,8 +197,8 @@ class Extent(NamedTuple):
     selected
         Whether only a part of the rows counts.
     columns_read
-        Numbers per row that are in memory while rows are read, where these are more than the
-        columns: of a mapped sample those that the function takes, and those that it makes.
+        Numbers per row that are in memory while rows are read: of a mapped sample those that the
+        function takes, and those that it makes. 0 for those of a strip.
     device_memory
         Bytes of the memory of the device that computes; 0 for the host, and where it is unknown.
     on_device

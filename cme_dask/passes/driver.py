@@ -60,7 +60,7 @@ A_WORKER = "a worker"
 
 _WORD = 8
 _HASH_WORDS = 10  # per row of a strip: its hash on the way, its fold and its cell, their order
-_PROCESS = 215 << 20  # interpreter and libraries
+_PROCESS = 230 << 20  # interpreter and libraries
 _FIRST_TASK = 16 << 20  # what the first task of a cluster's worker loads
 _CHILD = 170 << 20  # of each process that is started: it shares pages of the libraries
 _DEVICE_TASKS = 2  # at once by default: calls of a GPU's library wait for the interpreter lock
@@ -163,25 +163,33 @@ class Executor:
         lengths = [run.stop - run.start for run in runs]
         longest = runs[lengths.index(max(lengths))]
         task, on_device = task_bytes(cost, extent, longest, on_device=extent.on_device)
-        if self.kind == "processes":  # of which each runs one task, and then sends what it gives
-            task = max(task, _SENT * cost.partial) + cost.process
         # Finished partial results that wait for their neighbour in the tree, in each process.
         waiting = math.ceil(math.log2(len(runs))) * cost.partial + cost.retained + cost.process
         base = _PROCESS + extent.in_memory + cost.held
         place = "the client" if self.worker_memory else "this machine"
         plans = [MemoryPlan(base + v, self.memory, place, k) for k, v in cost.alone.items()]
         if self.worker_memory:
+            # None waits as long as all tasks run at once; then they are sent and added.
+            at_once = sum(threads for threads, _ in self.worker_memory)
+            if len(runs) <= at_once:
+                waiting = cost.retained + cost.process
             workers = [
-                MemoryPlan(self.worker_resident + threads * task + waiting, limit, A_WORKER)
+                MemoryPlan(
+                    self.worker_resident + max(threads * task, _SENT * cost.partial) + waiting,
+                    limit,
+                    A_WORKER,
+                )
                 for threads, limit in self.worker_memory
             ]
             plans += workers
             if (panel := current()) is not None:
                 panel.memory(max(p.predicted for p in workers), min(p.limit for p in workers))
         else:
-            processes = self.workers if self.kind == "processes" else 0
-            running = processes * _CHILD + self.workers * task + waiting
-            running += cost.partial if processes else 0  # a sum that is being made
+            running = self.workers * task + waiting
+            if self.kind == "processes":
+                # One in two sends what it gives, while the others compute and one sum is made.
+                sending = -(-self.workers // 2) * max(_SENT * cost.partial - task, 0)
+                running += self.workers * (_CHILD + cost.process) + sending + cost.partial
             plans.append(MemoryPlan(base + running, self.memory, place))
         if self.device_limit is not None:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
@@ -719,7 +727,7 @@ def task_bytes(
     if extent.materialised:
         rows += 2 * (run.stop - run.start)
     # The strip in use holds what the pass computes from, the rows on the way what is read for it.
-    read = (rows - length) * max(extent.n_columns, extent.columns_read)
+    read = (rows - length) * (extent.columns_read or extent.n_columns)
     read = (length * extent.n_columns + read + _HASH_WORDS * length) * _WORD
     partials = (1 + math.ceil(math.log2(run.strips))) * cost.partial
     # Retained rows of the run, once more while they are joined.
