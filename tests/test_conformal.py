@@ -7,14 +7,20 @@ itself from the rows without the fold.
 import copy
 import json
 import math
+from functools import partial
 
+import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
+from click.testing import CliRunner
 from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import JointClassifier, JointDistribution, kernels, load, merge, open_sample
+from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
 from cme_dask.models.conformal import FOLDS, SPLIT, conformalized
+from cme_dask.models.joint import JointModel
 from cme_dask.numerics.conformal import (
     GRID,
     ConformalScores,
@@ -157,7 +163,7 @@ def test_quantiles_of_scores_count_the_new_row():
     assert heavy.levels[-1] == pytest.approx(20 / 22)
     assert heavy.threshold(0.8, "a") == pytest.approx(18)
     assert heavy.threshold(0.85, "a") == pytest.approx(19)
-    again = ConformalScores.from_dict(json.loads(json.dumps(heavy.to_dict())), ["a"])
+    again = ConformalScores.from_dict(json.loads(json.dumps(heavy.to_dict())), ["a"], {})
     assert_array_equal(again.scores["a"], heavy.scores["a"])
 
 
@@ -475,3 +481,146 @@ def test_scores_of_folds_miss_the_level_where_more_rows_make_laws_worse():
     found = coverages("absurd", 1000, levels)
     for level, covered in zip(levels, found, strict=True):
         assert covered >= level - 0.05
+
+
+# Within the labels of a column of x
+
+SPREAD = {"calm": 0.1, "rough": 1.0}
+
+
+def stations(n, seed=0):
+    """Rows whose spread depends on a label."""
+    rng = np.random.default_rng(seed)
+    x = pd.DataFrame({"time": rng.uniform(-2, 2, n), "station": rng.choice([*SPREAD], n)})
+    y = np.sin(2 * x[["time"]].to_numpy()) + (
+        x["station"].map(SPREAD).to_numpy() * rng.normal(size=n)
+    ).reshape(-1, 1)
+    return x, y
+
+
+def blind(**options):
+    """A fit whose kernel does not see the labels."""
+    kernel_x = kernels.Columns(kernels.Gaussian(0.5), [0])
+    return JointDistribution(
+        kernel_x=kernel_x, kernel_y=kernels.Gaussian(0.3), reg=1e-3, residual=False, **options
+    )
+
+
+def covered_by_label(model, x, y):
+    lower, upper = model.conditional(x).interval(0.9, conformal=True)
+    inside = (lower <= y[:, 0]) & (y[:, 0] <= upper)
+    return {label: inside[x["station"] == label].mean() for label in SPREAD}
+
+
+def test_scores_within_labels_are_those_of_their_rows_alone():
+    x, y = stations(600)
+    fit = blind(conformal_by="station").fit(x, y)
+    every = blind(conformal=True).fit(x, y).model_.conformal
+    scores = fit.model_.conformal
+    assert_array_equal(scores.scores["y0"], every.scores["y0"])  # of all rows: as without labels
+    assert (scores.by, set(scores.groups)) == ("station", set(SPREAD))
+    new_x, new_y = stations(500, seed=1)
+    split = fit.model_.conformalized(new_x, new_y, by="station")
+    for label in SPREAD:
+        rows = (new_x["station"] == label).to_numpy()
+        alone = fit.model_.conformalized(new_x[rows], new_y[rows])
+        of_label = split.conformal.of_label(label)
+        assert_array_equal(of_label.levels, alone.conformal.levels)
+        assert_allclose(of_label.scores["y0"], alone.conformal.scores["y0"])
+        mixed = split.conditional(new_x).interval(0.8, conformal=True)
+        expected = alone.conditional(new_x[rows]).interval(0.8, conformal=True)
+        assert_allclose(np.stack(mixed)[:, rows], np.stack(expected))
+
+
+def test_rows_of_each_label_are_covered():
+    x, y = stations(1500)
+    new = stations(3000, seed=2)
+    together = covered_by_label(blind(conformal=True).fit(x, y).model_, *new)
+    assert together["calm"] > 0.95
+    assert together["rough"] < 0.87
+    model = blind(conformal_by="station").fit(x, y).model_
+    for share in covered_by_label(model, *new).values():
+        assert abs(share - 0.9) < 0.03
+    assert covered_by_label(load_again(model), *new) == covered_by_label(model, *new)
+
+
+def load_again(model):
+    return type(model).from_state(copy.deepcopy(model.to_state()))
+
+
+def test_labels_of_few_rows_tell_few_levels():
+    x, y = stations(300)
+    fit = blind(conformal=True).fit(x, y)
+    rough = (x["station"] == "rough").to_numpy()
+    few = np.r_[np.flatnonzero(rough)[:3], np.flatnonzero(~rough)]
+    model = fit.model_.conformalized(x.iloc[few], y[few], by="station")
+    at = pd.DataFrame({"time": [0.0, 0.0], "station": ["rough", "calm"]})
+    for level, told in ((0.75, [True, True]), (0.8, [False, True])):
+        lower, upper = model.conditional(at).interval(level, conformal=True)
+        assert_array_equal(np.isfinite(lower) & np.isfinite(upper), told)
+    calm = fit.model_.conformalized(x[~rough], y[~rough], by="station")  # and no row of the other
+    lower, upper = calm.conditional(at).interval(0.1, conformal=True)
+    assert_array_equal(np.isfinite([lower, upper]), [[False, True]] * 2)
+    assert calm.conditional(at[:0]).interval(0.1, conformal=True)[0].shape == (0,)
+
+
+def test_scores_within_labels_are_the_same_out_of_core(tmp_path):
+    x, y = stations(400)
+    model = blind(conformal_by="station").fit(x, y).model_
+    coded = model.x.columns
+    codes = x["station"].map({label: k for k, label in enumerate(coded.categories["station"])})
+    rows = np.column_stack([x["time"], codes])
+    lazy = model.conditional(da.from_array(rows, chunks=(70, 2))).interval(0.9, conformal=True)
+    ends = model.conditional(x).interval(0.9, conformal=True)
+    assert_allclose(np.stack([each.compute() for each in lazy]), np.stack(ends))
+    lower, _ = model.conditional(x).interval(0.9, "y0", conformal=True)
+    assert_array_equal(lower, ends[0])
+
+
+def test_labels_that_cannot_be_are_refused():
+    x, y = stations(120)
+    fit = blind(conformal=True).fit(x, y)
+    for by in ("time", "nothing", "y0"):
+        with pytest.raises(DataError, match=rf"column of x that holds labels \('station'\).*{by}"):
+            blind(conformal_by=by).fit(x, y)
+        with pytest.raises(DataError, match="holds labels"):
+            fit.model_.conformalized(x, y, by=by)
+    with pytest.raises(DataError, match="conformal_by= needs conformity scores"):
+        blind(conformal_by="station", conformal=False).fit(x, y)
+    with pytest.raises(DataError, match="conformal_by= needs n_folds"):
+        blind(conformal_by="station", n_folds=1).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table.update(by="time"),
+        lambda table: table["groups"].update(unknown=table["groups"]["calm"]),
+        lambda table: table["groups"]["calm"]["levels"].reverse(),
+        lambda table: table["groups"]["calm"].update(by="station"),
+        lambda table: table.update(groups=[]),
+        lambda table: table.pop("groups"),
+    ],
+)
+def test_damaged_scores_of_labels_are_reported(damage):
+    x, y = stations(120)
+    state = copy.deepcopy(blind(conformal_by="station").fit(x, y).model_.to_state())
+    damage(state.description["about"]["conformal"])
+    with pytest.raises(StoreError):
+        JointModel.from_state(state)
+
+
+def test_the_command_scores_within_labels(tmp_path):
+    x, y = stations(200)
+    x.assign(y=y[:, 0]).to_csv(tmp_path / "rows.csv", index=False)
+    command = partial(CliRunner().invoke, cli, catch_exceptions=False)
+    store, made = str(tmp_path / "s.zarr"), str(tmp_path / "m.zarr")
+    columns = ("--x", "time,station", "--y", "y", "--categorical", "station")
+    told = command(["ingest", str(tmp_path / "rows.csv"), "--out", store, *columns])
+    assert told.exit_code == 0, told.output
+    told = command(["fit", store, "--out", made, "--kernel", "median", "--conformal-by", "station"])
+    assert told.exit_code == 0, told.output
+    assert set(load(made).conformal.groups) == set(SPREAD)
+    told = command(["fit", store, "--out", made + "2", "--kernel", "median", "--conformal-by", "t"])
+    assert told.exit_code == 2
+    assert "column of x that holds labels" in told.output

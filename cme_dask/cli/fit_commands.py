@@ -61,7 +61,7 @@ from cme_dask.config import TOL
 @hold_out_option
 @section_options("FitSection", "pivots", "span", "residual", "location")
 @section_options("FitSection", "support")
-@section_options("FitSection", "calibration", "conformal")
+@section_options("FitSection", "calibration", "conformal", "conformal_by")
 @click.option(
     "--growing",
     is_flag=True,

@@ -251,6 +251,12 @@ class FitSection(_Section):
         description="Score held-out rows for conformal intervals, which cover new rows; auto: if "
         "kernels are learned.",
     )
+    conformal_by: Annotated[str | None, Flag(metavar="COLUMN", default="all rows")] = Field(
+        None,
+        min_length=1,
+        description="Column of labels of x: conformal intervals cover the rows of each label, by "
+        "their own scores.",
+    )
     location: Annotated[
         list[str] | None, Flag(type=columns, metavar="COLUMN,...", default="learned")
     ] = Field(

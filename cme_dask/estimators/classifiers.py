@@ -319,7 +319,7 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
         As in :class:`JointDistribution`.
     pivots, span, sample_size, n_folds, support_size, accuracy, missing, tuning
         As in :class:`JointDistribution`.
-    residual, location, calibration, conformal
+    residual, location, calibration, conformal, conformal_by
         As in :class:`JointDistribution`; labels have no residuals, no levels to calibrate and no
         intervals.
     random_state

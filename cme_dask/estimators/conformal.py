@@ -31,7 +31,10 @@ class LocatedFit(NamedTuple):
 
 
 def with_conformal(
-    context: FitContext, result: FitResult, located: LocatedFit | None = None
+    context: FitContext,
+    result: FitResult,
+    located: LocatedFit | None = None,
+    by: str | None = None,
 ) -> FitResult:
     """The result with quantiles of conformity scores.
 
@@ -45,11 +48,13 @@ def with_conformal(
         The fit, whose model has its location model.
     located
         What that was made of; None without one.
+    by
+        The column of labels of x within which rows are compared.
     """
     if len(result.measured.moments.held_out_folds) < 2:
         return result
     rows = context.rows.prefix(HELD_ROWS)
-    y, columns = rows.parts[1], result.model.y.columns
+    (x, y), columns = rows.parts, result.model.y.columns
     numeric = [columns.names.index(name) for name in columns.numeric]
     scales = column_scales(result.model)
     scores = np.full((len(y), len(numeric)), np.nan)
@@ -67,7 +72,7 @@ def with_conformal(
     seen = ~np.isnan(scores).any(axis=1)
     if folds < 2:
         return result
-    learned = conformal_scores(result.model, scores[seen], rows.importance[seen])
+    learned = conformal_scores(result.model, scores[seen], rows.importance[seen], x[seen], by)
     by = str(context.sample.folding)
     info = {"rows": int(seen.sum()), "folds": folds, "fold_by": by, "guarantee": FOLDS}
     return result.described(conformal=info | learned.to_dict())

@@ -170,6 +170,10 @@ class JointDistribution(JointFit):
         ``conditional(x).interval(level, conformal=True)`` makes intervals that cover new rows, see
         :meth:`cme_dask.ConditionalLaw.interval`. ``"auto"`` does so where kernels are learned,
         under ``none`` or ``normalized``, for numeric columns of y. No pass is added.
+    conformal_by : str, optional
+        A column of labels of x, such as a station: conformal intervals then cover the rows of each
+        label, by their own scores, and not only all rows together. Where ``conformal`` is
+        ``"auto"`` it becomes True.
     accuracy : float
         Largest change of density ratios and conditional expectations (in standard deviations)
         tolerated from faster arithmetic, as measured on the row sample before the pass; 0: solve
@@ -255,6 +259,7 @@ class JointDistribution(JointFit):
         residual: str | bool = "auto",
         calibration: str | bool = "auto",
         conformal: str | bool = "auto",
+        conformal_by: str | None = None,
         location: Any = None,
         support: Any = None,
         accuracy: float = ACCURACY,
@@ -278,6 +283,7 @@ class JointDistribution(JointFit):
         self.residual = residual
         self.calibration = calibration
         self.conformal = conformal
+        self.conformal_by = conformal_by
         self.location = location
         self.support = support
         self.accuracy = accuracy
@@ -505,7 +511,7 @@ class JointDistribution(JointFit):
             if context.values is not None:
                 _, result = with_values(context, result)
         if context.conformal:
-            result = with_conformal(context, result, located)
+            result = with_conformal(context, result, located, self.conformal_by)
         return result.measured, self._attributes(result) | {"search_": context.search}
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:

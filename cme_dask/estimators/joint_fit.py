@@ -36,6 +36,7 @@ from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
+from cme_dask.models.conformal import check_by
 from cme_dask.models.events import declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
@@ -133,6 +134,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
     residual: str | bool
     calibration: str | bool
     conformal: str | bool = False
+    conformal_by: str | None = None
     location: Any = None
     support: Any = None
     tuning: Tuning | None
@@ -148,7 +150,26 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     # Before the pass: kernels, bases, moments
 
+    @property
+    def _wanted(self) -> dict[str, str | bool]:
+        """What the user chose of steps that not every fit takes: ``auto``, True or False."""
+        conformal = self.conformal
+        if self.conformal_by is not None and conformal == "auto":
+            conformal = True
+        return {
+            "residual": self.residual,
+            "calibration": self.calibration,
+            "conformal": conformal,
+        }
+
     def _search(self, context: FitContext) -> FitContext:
+        if self.conformal_by is not None:
+            check_by(self.conformal_by, context.sample.columns[0])
+            if not self.conformal:
+                raise DataError(
+                    f"{remedy('conformal_by=', '--conformal-by')} needs conformity scores, got "
+                    f"{remedy('conformal=False', '--conformal no')}: leave one of them out"
+                )
         constraint = parse(self.constraint)
         reg = constraint.default_reg if self.reg is None else self.reg
         solver = JointSolver(constraint, Regularization.parse(reg, self.reg_form, constraint))
@@ -174,11 +195,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             choice is not False
             and (choice is True or undecided or (given and name == "residual"))
             and self._possible(context, name)
-            for name, choice in (
-                ("residual", self.residual),
-                ("calibration", self.calibration),
-                ("conformal", self.conformal),
-            )
+            for name, choice in self._wanted.items()
         )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
@@ -208,7 +225,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     def _possible(self, context: FitContext, name: str) -> str | bool:
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""
-        choice: str | bool = getattr(self, name)
+        choice = self._wanted[name]
         given = name == "residual" and self.location is not None
         columns, rows = context.sample.columns[1], context.rows.parts[1]
         constraint, folds = context.solver.constraint, context.n_folds
@@ -233,6 +250,11 @@ class JointFit(MeanRegressor, GrowingEstimator):
                     "the location out"
                 )
             return choice
+        if met and name == "conformal" and self.conformal_by is not None:
+            raise DataError(
+                f"{remedy('conformal_by=', '--conformal-by')} needs {met[0]}: change that, or "
+                "leave it out"
+            )
         if choice is True and met:
             needs = remedy(f"{name}=True", f"--{name} yes")
             auto = remedy(f"{name}='auto'", f"--{name} auto")

@@ -25,19 +25,23 @@ be more or less.
   0.93, and with scores of unseen rows 0.83, 0.91 and 0.97. Kernels that are too long, or too short
   in x alone, lost nothing.
 
+Scores within the labels of a column of x (``conformal_by``, ``by``) turn the average over x into
+one over the rows of each label, such as those of a station: each has its own scores. A label of n
+rows tells levels up to n / (n + 1), and one without rows tells none.
+
 Rows of time series are not exchangeable. Folds by time or group take care that a row is scored by
 laws that have not seen its neighbours, but the guarantee is then one for exchangeable units, of
 which there are fewer. With weights, the new row is drawn with a probability proportional to its
 weight.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cme_dask.data.columns import labels_have_no_mean
+from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.points import query_points
 from cme_dask.numerics.conformal import ConformalScores, conformity, law_tails
@@ -62,12 +66,41 @@ SPLIT = (
 _ROWS = 1 << 11  # scored at once
 
 
-def conformal_scores(model: "JointModel", scores: Array, weights: Array) -> ConformalScores:
-    """Quantiles of scores (n, q) of the numeric columns of y, from rows with weights (n,)."""
+def conformal_scores(
+    model: "JointModel", scores: Array, weights: Array, x: Array, by: str | None
+) -> ConformalScores:
+    """Quantiles of scores (n, q) of the numeric columns of y, from rows with weights (n,).
+
+    Parameters
+    ----------
+    model
+        The model.
+    scores, weights
+        Of the rows.
+    x
+        The rows of x, shape (n, d).
+    by
+        The column of labels of x within which they are compared; None: all together.
+    """
     names = model.y.columns.numeric
     scales = column_scales(model)
     positions = [model.y.columns.names.index(name) for name in names]
-    return ConformalScores.learn(scores, weights, names, scales[positions])
+    learned = ConformalScores.learn(scores, weights, names, scales[positions])
+    if by is None:
+        return learned
+    columns = model.x.columns
+    codes = x[:, columns.names.index(by)]
+    return learned.within(by, columns.categories[by], codes, scores, weights)
+
+
+def check_by(by: Any, columns: Columns) -> None:
+    """DataError unless it is a column of labels of x."""
+    if by not in columns.categories:
+        labelled = ", ".join(map(repr, columns.categories)) or "none"
+        raise DataError(
+            "conformal intervals cover within the labels of a column of x that holds labels "
+            f"({labelled}), got {by!r}"
+        )
 
 
 def column_scales(model: "JointModel") -> Array:
@@ -81,7 +114,7 @@ def conformal_ends(
     law: "ConditionalLaw",
     level: Any,
     positions: Mapping[str, int],
-    quantiles: Callable[..., Array],
+    quantiles: Callable[[Array, Array, Sequence[int]], Array],
 ) -> tuple[Array, Array]:
     """Lower and upper ends of conformal intervals of columns of y, shapes (n, q).
 
@@ -94,7 +127,8 @@ def conformal_ends(
     positions
         Of the columns, by name.
     quantiles
-        Quantiles of the law, shape (n, k, 1), for ``levels`` (k,) and one position ``columns``.
+        Of the laws at some points, shape (b, k, 1): by their positions (b,), for levels (k,) and
+        the position of one column.
 
     Raises
     ------
@@ -113,17 +147,36 @@ def conformal_ends(
             + " and at least 2 folds, or take model.conformalized(X, Y) on rows that the fit has "
             "not seen"
         )
-    ends = []
-    for name, j in positions.items():
-        score = scores.threshold(float(level), name)
-        inner, margin = min(score, 1.0), max(score - 1.0, 0.0) * scores.scales[name]
-        levels = np.array([1.0 - inner, 1.0 + inner]) / 2.0
-        ends.append(quantiles(levels=levels, columns=[j])[:, :, 0] + [-margin, margin])
-    lower, upper = np.stack(ends).transpose(2, 1, 0)
-    return lower, upper
+    ends = np.empty((2, len(law.points), len(positions)))
+    for rows, own in _scored(law, scores):
+        for place, (name, j) in enumerate(positions.items()):
+            score = own.threshold(float(level), name)
+            inner, margin = min(score, 1.0), max(score - 1.0, 0.0) * own.scales[name]
+            levels = np.array([1.0 - inner, 1.0 + inner]) / 2.0
+            ends[:, rows, place] = quantiles(rows, levels, [j])[:, :, 0].T
+            ends[:, rows, place] += [[-margin], [margin]]
+    return ends[0], ends[1]
 
 
-def conformalized(model: "JointModel", X: Any, Y: Any, weights: Any = None) -> "JointModel":
+def _scored(
+    law: "ConditionalLaw", scores: ConformalScores
+) -> Iterator[tuple[Array, ConformalScores]]:
+    """Positions of points, with the scores that their intervals are made of."""
+    if scores.by is None:
+        yield np.arange(len(law.points)), scores
+        return
+    columns = law.given.columns
+    codes = law.points[:, columns.names.index(scores.by)]
+    for code in np.unique(codes):
+        yield (
+            np.flatnonzero(codes == code),
+            scores.of_label(columns.categories[scores.by][int(code)]),
+        )
+
+
+def conformalized(
+    model: "JointModel", X: Any, Y: Any, weights: Any = None, by: str | None = None
+) -> "JointModel":
     """The model with conformity scores of rows that it has not seen.
 
     See :meth:`cme_dask.models.joint.JointModel.conformalized`.
@@ -131,6 +184,8 @@ def conformalized(model: "JointModel", X: Any, Y: Any, weights: Any = None) -> "
     columns = model.y.columns
     if not columns.numeric:
         raise labels_have_no_mean(columns.names[0], columns)
+    if by is not None:
+        check_by(by, model.x.columns)
     law = model.law()
     missing = "missing" in model.about
     x, y = (
@@ -158,6 +213,6 @@ def conformalized(model: "JointModel", X: Any, Y: Any, weights: Any = None) -> "
             j = columns.names.index(name)
             tails = law_tails(law, at, y[here, j], j)
             scores[here, place] = conformity(tails, y[here, j], scales[j])
-    learned = conformal_scores(model, scores, shares)
+    learned = conformal_scores(model, scores, shares, x, by)
     info = {"rows": len(x), "folds": 0, "fold_by": None, "guarantee": SPLIT}
     return replace(model, about=model.about | {"conformal": info | learned.to_dict()})

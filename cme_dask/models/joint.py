@@ -178,9 +178,13 @@ class JointModel(PairModel):
         metadata = self.about.get("conformal")
         if not metadata:
             return None
-        return ConformalScores.from_dict(metadata, self.y.columns.numeric)
+        return ConformalScores.from_dict(
+            metadata, self.y.columns.numeric, self.x.columns.categories
+        )
 
-    def conformalized(self, X: Any, Y: Any, weights: Any = None) -> "JointModel":
+    def conformalized(
+        self, X: Any, Y: Any, weights: Any = None, by: str | None = None
+    ) -> "JointModel":
         """The model with conformity scores of rows that the fit has not seen.
 
         Then ``conditional(x).interval(L, conformal=True)`` covers a new row with a probability of
@@ -192,6 +196,9 @@ class JointModel(PairModel):
             The rows, shapes (n, d_X) and (n, d_Y), or tables with the columns by name.
         weights
             Of the rows, shape (n,); default equal ones.
+        by
+            A column of labels of x: rows of each label are covered so, and not only all of them
+            together.
 
         Raises
         ------
@@ -199,7 +206,7 @@ class JointModel(PairModel):
             On wrong columns, NaN (unless the fit left out rows that lack a value: these are then
             left out, too), different numbers of rows, or a y of labels alone.
         """
-        return conformalized(self, X, Y, weights)
+        return conformalized(self, X, Y, weights, by)
 
     @property
     def function_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -339,7 +338,7 @@ class ConditionalLaw:
             low, high = (1.0 - level) / 2.0, (1.0 + level) / 2.0
             return self.quantile(low, column), self.quantile(high, column)
         positions = self._positions(column)
-        ends = conformal_ends(self, level, positions, partial(self._fill, self._law.quantile))
+        ends = conformal_ends(self, level, positions, self._quantiles_at)
         return self._of_columns(positions, ends[0]), self._of_columns(positions, ends[1])
 
     def crps(self, y: Any, column: str | None = None) -> FloatArray:
@@ -526,6 +525,14 @@ class ConditionalLaw:
         return self._labels.wrap(result, "effective_support")
 
     # What the queries share
+
+    def _quantiles_at(self, rows: Array, levels: Array, columns: Sequence[int]) -> FloatArray:
+        """Quantiles at some of the points, by their positions (b,), shape (b, k, len(columns))."""
+        law = self
+        if len(rows) < len(self.points):
+            points, labels = self.points[rows], Labels.of(self.points[rows])
+            law = type(self)(self.model, self.reverse, points, labels, self.functions)
+        return law._fill(law._law.quantile, levels=levels, columns=columns)
 
     def _fill(
         self,

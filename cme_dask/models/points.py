@@ -1,6 +1,7 @@
 """Query points and arguments of queries from arrays and tables, and answers with their labels."""
 
 import importlib
+import math
 import os
 import sys
 from collections import Counter
@@ -155,7 +156,7 @@ class Labels:
         """A Series or a DataFrame, its columns by turns with these labels instead of codes."""
         import pandas as pd
 
-        flat = np.asarray(values).reshape(len(values), -1)
+        flat = np.asarray(values).reshape(len(values), math.prod(np.shape(values)[1:]))
         if all(each is None for each in labels):
             table = pd.DataFrame(flat, index=self.index)
         else:

@@ -1,7 +1,7 @@
 """Conformal intervals: conformity scores of laws at rows that they have not seen, and quantiles."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -167,6 +167,10 @@ class ConformalScores:
         Their quantiles s by the name of the column, each of shape (K,).
     scales
         The standard deviations c of the columns, by name.
+    by
+        The column of labels of x within which rows are compared; None where all are.
+    groups
+        With it: the scores of the rows of each label that has some.
 
     Notes
     -----
@@ -179,6 +183,8 @@ class ConformalScores:
     levels: Array
     scores: Mapping[str, Array]
     scales: Mapping[str, float]
+    by: str | None = None
+    groups: Mapping[str, "ConformalScores"] = field(default_factory=dict)
 
     @classmethod
     def learn(
@@ -210,6 +216,36 @@ class ConformalScores:
             dict(zip(names, map(float, scales), strict=True)),
         )
 
+    def within(
+        self, by: str, labels: Sequence[str], codes: Array, scores: Array, weights: Array
+    ) -> Self:
+        """With scores of the rows of each label alone: intervals cover within each of them.
+
+        Known as Mondrian conformal prediction (Vovk, Gammerman and Shafer 2005, Algorithmic
+        Learning in a Random World, section 4.5).
+
+        Parameters
+        ----------
+        by, labels
+            The column of x, and its labels.
+        codes
+            The label of each row by its position, shape (n,).
+        scores, weights
+            As of :meth:`learn`.
+        """
+        names, scales = list(self.scores), list(self.scales.values())
+        groups = {
+            label: self.learn(scores[here], weights[here], names, scales)
+            for code, label in enumerate(labels)
+            if (here := codes == code).any()
+        }
+        return replace(self, by=by, groups=groups)
+
+    def of_label(self, label: str) -> "ConformalScores":
+        """The scores of the rows of a label; of one that no row has, none, so that none is told."""
+        none = {name: np.empty(0) for name in self.scores}
+        return self.groups.get(label, ConformalScores(np.empty(0), none, self.scales))
+
     def threshold(self, level: float, name: str) -> float:
         """The quantile s of a level of at most 1, rounded up to one that is stored, or infinity."""
         place = int(np.searchsorted(self.levels, level - _LEVEL))
@@ -217,15 +253,36 @@ class ConformalScores:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return {
+        result = {
             "levels": self.levels.tolist(),
             "scores": {name: values.tolist() for name, values in self.scores.items()},
             "scales": dict(self.scales),
         }
+        if self.by is None:
+            return result
+        groups = {label: each.to_dict() for label, each in self.groups.items()}
+        return result | {"by": self.by, "groups": groups}
 
     @classmethod
-    def from_dict(cls, data: Any, names: Sequence[str]) -> Self:
-        """Inverse of :meth:`to_dict`; ValueError unless these are scores of columns ``names``."""
+    def from_dict(
+        cls, data: Any, names: Sequence[str], labelled: Mapping[str, Sequence[str]]
+    ) -> Self:
+        """Inverse of :meth:`to_dict`.
+
+        Parameters
+        ----------
+        data
+            The JSON form.
+        names
+            The numeric columns of y.
+        labelled
+            The labels of the columns of x that hold labels.
+
+        Raises
+        ------
+        ValueError, LookupError, TypeError
+            Unless these are scores of such columns.
+        """
         levels = np.array(data["levels"], dtype=np.float64)
         scores = {name: np.array(data["scores"][name], dtype=np.float64) for name in names}
         scales = {name: float(data["scales"][name]) for name in names}
@@ -235,4 +292,9 @@ class ConformalScores:
             sound = sound and bool((np.diff(values) >= 0.0).all() and (values >= 0.0).all())
         if not (sound and all(0.0 < scale < np.inf for scale in scales.values())):
             raise ValueError("conformal scores ascend with their levels, and scales are positive")
-        return cls(levels, scores, scales)
+        if (by := data.get("by")) is None:
+            return cls(levels, scores, scales)
+        groups = {label: cls.from_dict(each, names, {}) for label, each in data["groups"].items()}
+        if not set(groups) <= set(labelled[by]) or any(each.by for each in groups.values()):
+            raise ValueError("conformal scores are those of labels of a column of x")
+        return cls(levels, scores, scales, by, groups)
