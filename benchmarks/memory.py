@@ -7,6 +7,7 @@ high-water mark of the worker that took most.
 """
 
 import contextlib
+import faulthandler
 import os
 import resource
 import threading
@@ -103,6 +104,7 @@ LIMITED = ("trees: 20,000 rows of 10 columns", "1 column, rank 20", "2,000 funct
 _BELOW, _ABOVE = 0.9, 1.2  # of the smaller, and of the larger one of the two peaks
 _WARM = 50_000  # rows of the fit before the one that is limited
 _STACK = 1 << 20  # of threads: their stacks count against the limit as a whole
+_PATIENCE = 1800.0  # seconds of a fit whose limit is enforced
 
 
 def shape_batches(shape: Shape, rows: int) -> Iterator[tuple[Array, Array]]:
@@ -300,6 +302,9 @@ class LimitedFit:
 
     def _run(self, rows: Sequence[Any]) -> Describe:
         limit = self.limit + (status_bytes("VmData") or 0) - (status_bytes("VmRSS") or 0)
+        # A thread of Python that finds no memory to begin with is waited for without end: such a
+        # process is ended, and has failed.
+        faulthandler.dump_traceback_later(_PATIENCE, exit=True)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         outcome, said = "fitted", ""
         try:
@@ -310,6 +315,7 @@ class LimitedFit:
         except Exception as error:  # noqa: BLE001 - memory ends anywhere
             outcome, said = "failed", repr(error)
         resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        faulthandler.cancel_dump_traceback_later()
         return lambda: {"outcome": outcome, "said": said, "limit": self.limit}
 
 
