@@ -438,7 +438,8 @@ class Fit:
             "pass_seconds": estimator.report_.pass_seconds,
             "predicted_bytes": estimator.report_.memory.predicted,
             "device_bytes": None if self.device is None else _held_by_cupy(),
-            **clock.parts(estimator.report_.pass_seconds),
+            # Learned kernels have pivots of residuals, too, between the passes.
+            **({} if self.kernel is None else clock.parts(estimator.report_.pass_seconds)),
         }
 
 
