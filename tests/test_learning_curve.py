@@ -1,6 +1,7 @@
 """How much smaller errors get with all rows: power laws, refits by hand, and laws that use it."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -71,7 +72,30 @@ def test_errors_of_zero_have_no_learning_curve(rows):
 def test_two_folds_have_no_pairs():
     y = RNG.normal(size=(10, 1))
     folds = np.arange(10) % 2
-    assert scale_of_all(y, 0.0 * y, folds, np.ones(10), lambda left_out: []) == 1.0
+    each = np.arange(10)
+    assert scale_of_all(y, 0.0 * y, folds, np.ones(10), lambda left_out: [], each) == 1.0
+
+
+def test_rows_that_are_alike_count_as_one():
+    """A hundred copies of a row say as much as the row, whose weight is theirs."""
+    n, copies = 60, 100
+    weights, folds = RNG.uniform(0.5, 2.0, n), np.arange(n) % 6
+    y, missed = np.zeros((n, 2)), RNG.exponential(size=(n, 2))
+    further = 1.05 * missed * RNG.uniform(0.9, 1.1, size=(n, 2))
+
+    def scale(repeated, units):
+        every = partial(np.repeat, repeats=repeated, axis=0)
+
+        def refits(left_out):
+            return [every(further)[out] for out in left_out]
+
+        share = every(weights) / repeated
+        return scale_of_all(every(y), every(missed), every(folds), share, refits, units)
+
+    once = scale(1, np.arange(n))
+    assert (once < 1.0).all()
+    np.testing.assert_allclose(scale(copies, np.repeat(np.arange(n), copies)), once)
+    assert (scale(copies, np.arange(n * copies)) < once).all()  # as if all of them were new
 
 
 # Locations, beside refits by hand
@@ -112,7 +136,8 @@ def smooth(n, seed=0):
 def test_trees_without_pairs_of_parts_tell_the_scale(kind, weighted):
     x, y = smooth(300)
     weights = np.random.default_rng(3).integers(0, 3, 300) * 1.0 if weighted else np.ones(300)
-    rows = TrainingRows(x, y, weights / weights.sum(), fold_of_rows(0, 300, 10), 10, 1, threads=2)
+    folds, each = fold_of_rows(0, 300, 10), np.arange(300)
+    rows = TrainingRows(x, y, weights / weights.sum(), folds, 10, each, 1, threads=2)
     found = cross_fitted(kind, rows)
 
     def refit(selected):
@@ -202,7 +227,8 @@ def test_a_regressor_without_pairs_of_folds_tells_the_scale():
 def test_the_scale_is_that_of_errors_at_new_rows():
     """It has at least half of the way from held-out errors, and does not go beyond."""
     x, y = smooth(1000)
-    rows = TrainingRows(x, y, np.full(1000, 1e-3), fold_of_rows(0, 1000, 10), 10, 1, threads=2)
+    folds, each = fold_of_rows(0, 1000, 10), np.arange(1000)
+    rows = TrainingRows(x, y, np.full(1000, 1e-3), folds, 10, each, 1, threads=2)
     found = cross_fitted("boosting", rows)
     whole = HistGradientBoostingRegressor(
         max_iter=found.steps, min_samples_leaf=10, early_stopping=False, random_state=1

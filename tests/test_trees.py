@@ -50,7 +50,7 @@ def jump(n=600, seed=0):
 def training(x, y, weights=None, n_folds=10, seed=1):
     weights = np.ones(len(x)) if weights is None else weights
     folds = np.random.default_rng(seed).integers(0, n_folds, len(x))
-    return TrainingRows(x, y, weights / weights.sum(), folds, n_folds, 0)
+    return TrainingRows(x, y, weights / weights.sum(), folds, n_folds, np.arange(len(x)), 0)
 
 
 def weights_of(given, selected):

@@ -154,7 +154,8 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
     def refits(left_out: Sequence[Array]) -> list[Array]:
         return [fitted(~out)(rows.parts[0][out]) for out in left_out]
 
-    scale = scale_of_all(rows.parts[1], values[0], folds, rows.importance, refits)
+    units = context.sample.folding.units(rows.index, rows.units)
+    scale = scale_of_all(rows.parts[1], values[0], folds, rows.importance, refits, units)
     return RegressorResiduals(whole, tuple(each), digest_of(values), scale=scale)
 
 

@@ -168,8 +168,10 @@ def _trees(
     search = replace(context.search, memory=context.search.memory.or_tighter(needed))
     context, begin = replace(context, search=search), time.perf_counter()
     folds = rows.folds(sample.folding, context.n_folds)
-    n_folds, weights = context.n_folds, rows.importance
-    training = TrainingRows(x, y, weights, folds, n_folds, context.seed, executor.cores)
+    n_folds, units = context.n_folds, sample.folding.units(rows.index, rows.units)
+    training = TrainingRows(
+        x, y, rows.importance, folds, n_folds, units, context.seed, executor.cores
+    )
     memory = executor.trials((CrossFit, TreeMean))
     found = better_trees(training, kinds, error, other, memory)
     if found is None:

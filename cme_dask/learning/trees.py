@@ -181,6 +181,8 @@ class TrainingRows:
         Fold number of each row, shape (n,).
     n_folds
         Number of folds F.
+    units
+        A number for each row that tells which rows are alike, shape (n,).
     seed, threads
         Of what is random, and how many fits run at the same time.
     """
@@ -190,13 +192,15 @@ class TrainingRows:
     weights: Array
     folds: Array
     n_folds: int
+    units: Array
     seed: int
     threads: int = 1
 
     def first(self, count: int) -> "TrainingRows":
         """The first rows."""
-        x, y, weights, folds = (a[:count] for a in (self.x, self.y, self.weights, self.folds))
-        return replace(self, x=x, y=y, weights=weights / weights.sum(), folds=folds)
+        names = "x", "y", "weights", "folds", "units"
+        few = {name: getattr(self, name)[:count] for name in names}
+        return replace(self, **few | {"weights": few["weights"] / few["weights"].sum()})
 
     def only(self, selected: Array) -> tuple[Array, Array, Array | None]:
         """Rows x and y of positive weight, and weights of mean 1, or None for equal ones."""
@@ -461,7 +465,8 @@ def residual_scale(found: CrossFit, rows: TrainingRows) -> Array:
 
         return _at_once(predicted, range(len(left_out)), rows.threads)
 
-    return scale_of_all(rows.y, found.predicted, parts[rows.folds], rows.weights, refits)
+    groups = parts[rows.folds]
+    return scale_of_all(rows.y, found.predicted, groups, rows.weights, refits, rows.units)
 
 
 def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:

@@ -64,6 +64,7 @@ def scale_of_all(
     groups: Array,
     weights: Array,
     refits: Callable[[Sequence[Array]], Sequence[Array]],
+    units: Array,
 ) -> Array:
     """Errors of predictions from all rows over held-out ones, by :func:`error_of_all`, shape (q,).
 
@@ -75,6 +76,8 @@ def scale_of_all(
         Group number of each row, and weights, shapes (n,).
     refits
         From rows that are left out, masks (n,), to what fits without them predict there.
+    units
+        A number for each row that tells which rows are alike, shape (n,).
     """
     used = np.unique(groups[weights > 0.0])
     pairs = fold_pairs(used.tolist())
@@ -83,6 +86,14 @@ def scale_of_all(
     for out, predicted in zip(left_out, refits(left_out), strict=True):
         fewer[out] = np.abs(y[out] - predicted)
     held = np.isin(groups, np.ravel(pairs)) & (weights > 0.0)
-    some, share = np.abs(y - held_out)[held], weights[held]
+    share, (names, unit) = weights[held], np.unique(units[held], return_inverse=True)
     each = float(share.sum() / weights.sum()) / max(2 * len(pairs), 1)
-    return error_of_all(fewer[held], some, share, (1.0 - 2.0 * each, 1.0 - each))
+    of_units = np.bincount(unit, share, len(names))
+
+    def means(errors: Array) -> Array:
+        """Over the rows of each unit, shape (U, q)."""
+        sums = [np.bincount(unit, share * column, len(names)) for column in errors[held].T]
+        return np.stack(sums, axis=1) / of_units[:, None]
+
+    seen = 1.0 - 2.0 * each, 1.0 - each
+    return error_of_all(means(fewer), means(np.abs(y - held_out)), of_units, seen)
