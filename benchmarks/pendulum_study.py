@@ -40,6 +40,7 @@ from cme_dask.models.sparse import SparseModel
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.sparse import PENALTIES
 from cme_dask.passes.cluster import connected
+from cme_dask.passes.driver import begin_worker
 
 Array = Any
 Result = dict[str, Any]
@@ -113,7 +114,7 @@ def run_pendulum(
         prepare_folder(out, OUTPUTS, overwrite)
     begin = time.time()
     table = Table.of(options.examples, 0)
-    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), begin_worker) as pool:
         path_of = partial(penalty_path, options.examples, options.gammas)
         solved = pool.map(path_of, options.penalties)
         learned = pool.map(partial(table_policies, options.examples), range(options.seeds))

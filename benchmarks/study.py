@@ -20,8 +20,8 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
 from cme_dask.display import number
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import limit_this_process
 from cme_dask.models.plots import picture
+from cme_dask.passes.driver import begin_worker
 
 # The page of a study in Markdown: every number in it comes from one run
 
@@ -402,7 +402,7 @@ def judge_all(
     with ProcessPoolExecutor(
         workers or os.cpu_count() or 1,
         mp_context=get_context("spawn"),
-        initializer=limit_this_process,
+        initializer=begin_worker,
     ) as pool:
         futures = {pool.submit(judge, *task): task for task in tasks}
         for done, future in enumerate(as_completed(futures), 1):

@@ -1,9 +1,14 @@
 """The study of laws: scenarios whose truth is right, figures that mean what they say."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 from conftest import few_scales
@@ -152,3 +157,36 @@ def test_the_command_knows_its_scenarios():
     found = CliRunner().invoke(cli, ["study", "--scenario", "lowest"])
     assert found.exit_code != 0
     assert set(SCENARIO_NAMES) == set(SCENARIOS)
+
+
+ENDED = """
+import os, time
+from pathlib import Path
+from benchmarks.study import judge_all
+from cme_dask.cli.progress import ProgressLines
+
+def judge(name, n, seed):
+    Path(name).write_text(str(os.getpid()))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    judge_all(judge, [("pid", 1, 0)], 1, ProgressLines(False))
+"""
+
+
+def test_workers_of_a_study_end_with_it(tmp_path):
+    (tmp_path / "ended.py").write_text(ENDED)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    study = subprocess.Popen(
+        [sys.executable, "ended.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
+    )
+    try:
+        told = tmp_path / "pid"
+        while not (told.exists() and told.read_text()):
+            assert study.poll() is None
+            time.sleep(0.05)
+        worker = psutil.Process(int(told.read_text()))
+    finally:
+        study.terminate()
+        study.wait()
+    worker.wait(timeout=60)

@@ -634,7 +634,7 @@ class WorkerProcesses:
     def _start(self, workers: int) -> ProcessPoolExecutor:
         # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker)
+        pool = ProcessPoolExecutor(workers, context, initializer=begin_worker)
         weakref.finalize(self, pool.shutdown)
         try:
             with _later_interrupts():
@@ -646,8 +646,8 @@ class WorkerProcesses:
         return pool
 
 
-def _begin_worker() -> None:
-    """Prepare a worker process, which ends when the one that started it does, however it does."""
+def begin_worker() -> None:
+    """Prepare a worker process: one BLAS thread, and it ends with its parent, however that ends."""
     limit_this_process()
     parent = multiprocessing.parent_process()
     if parent is not None:
