@@ -40,7 +40,7 @@ from cme_dask.models.sparse import SparseModel
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.sparse import PENALTIES
 from cme_dask.passes.cluster import connected
-from cme_dask.passes.driver import begin_worker
+from cme_dask.passes.processes import begin_worker
 
 Array = Any
 Result = dict[str, Any]

@@ -21,7 +21,7 @@ from cme_dask.cli.tables import grid
 from cme_dask.display import number
 from cme_dask.errors import DataError
 from cme_dask.models.plots import picture
-from cme_dask.passes.driver import begin_worker
+from cme_dask.passes.processes import begin_worker
 
 # The page of a study in Markdown: every number in it comes from one run
 

@@ -32,7 +32,7 @@ from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.estimators.comparison import EndedRuns
 from cme_dask.models.plots import picture
 from cme_dask.passes import checkpoint as checkpoints
-from cme_dask.passes import driver
+from cme_dask.passes import processes
 from cme_dask.passes.checkpoint import checkpointed_run, discard, is_checkpoint
 
 SYNCS = SPAWNS = True  # see conftest
@@ -561,7 +561,7 @@ def test_an_interrupt_while_processes_start_comes_later():
     reached = []
 
     def starting():
-        with driver._later_interrupts():
+        with processes._later_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0)  # where it would be raised
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -574,15 +574,15 @@ def test_an_interrupt_while_processes_start_comes_later():
 
 
 def test_processes_that_were_starting_end(monkeypatch):
-    submit = driver.ProcessPoolExecutor.submit
+    submit = processes.ProcessPoolExecutor.submit
 
     def interrupted(pool, function):
         os.kill(os.getpid(), signal.SIGINT)
         return submit(pool, function)
 
-    monkeypatch.setattr(driver.ProcessPoolExecutor, "submit", interrupted)
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", interrupted)
     before = set(multiprocessing.active_children())  # those of a cluster of other tests
-    with pytest.raises(KeyboardInterrupt), driver.WorkerProcesses().started(1):
+    with pytest.raises(KeyboardInterrupt), processes.WorkerProcesses().started(1):
         raise AssertionError("the interrupt was lost")
     assert not set(multiprocessing.active_children()) - before
 

@@ -49,8 +49,9 @@ from cme_dask.numerics.calibration import (
     learn_calibration,
 )
 from cme_dask.numerics.cells import CellReduction
+from cme_dask.numerics.features import FeatureBlock, Function
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
+from cme_dask.numerics.moments import MomentReduction, MomentSums
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization

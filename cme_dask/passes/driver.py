@@ -9,14 +9,9 @@ import contextlib
 import functools
 import inspect
 import math
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
-import signal
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -38,7 +33,7 @@ from distributed.system import MEMORY_LIMIT
 
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ResourceError, option, remedy
-from cme_dask.kernels.evaluator import limit_this_process, one_blas_thread
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.devices import Device
 from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, RowRange, tree_merges
 from cme_dask.passes.checkpoint import Checkpoint, SavedTrials, about_run, checkpointed_run
@@ -52,6 +47,7 @@ from cme_dask.passes.cluster import (
     limit_workers,
     run_on_workers,
 )
+from cme_dask.passes.processes import WorkerProcesses
 from cme_dask.passes.progress import Listener
 from cme_dask.passes.publishing import current
 
@@ -119,7 +115,7 @@ class Executor:
     client: Client | None = None
     worker_memory: tuple[tuple[int, int], ...] = ()
     checkpoint: Checkpoint | None = None
-    processes: "WorkerProcesses | None" = field(default=None, repr=False)
+    processes: WorkerProcesses | None = field(default=None, repr=False)
     device: Device | None = None
     device_memory: int = 0
     device_limit: int | None = None
@@ -603,84 +599,6 @@ def _sent(pool: ProcessPoolExecutor, leaf: Callable[..., Any], name: str) -> Cal
         return dask.compute(task, scheduler="processes", **options)[0]
 
     return compute
-
-
-class WorkerProcesses:
-    """Processes that the first run starts and further ones use; they end with their last user.
-
-    To start one takes longer than most passes over the rows: it has to import the package.
-    """
-
-    def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type["WorkerProcesses"], tuple[()]]:
-        return WorkerProcesses, ()  # in another process none has started
-
-    @contextlib.contextmanager
-    def started(self, workers: int) -> Iterator[ProcessPoolExecutor]:
-        """The processes; after an error they end, so that nothing writes on."""
-        with self._lock:
-            pool = self._pool = self._pool or self._start(workers)
-        try:
-            yield pool
-        except BaseException:
-            with self._lock:
-                self._pool = None
-            pool.shutdown()
-            raise
-
-    def _start(self, workers: int) -> ProcessPoolExecutor:
-        # Zarr's event loop does not survive a fork, and each process gets one BLAS thread.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=begin_worker)
-        weakref.finalize(self, pool.shutdown)
-        try:
-            with _later_interrupts():
-                for _ in range(workers):  # each starts a process, since none is idle yet
-                    pool.submit(os.getpid)
-        except BaseException:
-            pool.shutdown()
-            raise
-        return pool
-
-
-def begin_worker() -> None:
-    """Prepare a worker process: one BLAS thread, and it ends with its parent, however that ends."""
-    limit_this_process()
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def _later_interrupts() -> Iterator[None]:
-    """Hold back Ctrl-C until the block ends; processes that are started meanwhile never hear it.
-
-    A terminal sends it to all. It ends the run in this process, which then ends them; by themselves
-    they would print their tracebacks, and could die with a lock that the others wait for.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    # Signals are set in the main thread, and not where other than Python has set them.
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _configured() -> Scheduler:
