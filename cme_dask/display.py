@@ -11,6 +11,7 @@ import numpy as np
 
 _MOST = 300  # letters
 _FEW = 4  # items of a sequence that are all shown
+_NOTED = 0.005  # how far the mass of an interval is from its level at least, where it is told
 
 
 def brief_repr(self: Any) -> str:
@@ -111,6 +112,11 @@ def with_error(value: float, std: float | None) -> str:
 def decimals(std: float) -> int:
     """Decimal places that show two digits of a standard error."""
     return max(0, 1 - int(f"{std:e}".partition("e")[2])) if std > 0.0 else 4
+
+
+def is_noted(mass: float, level: float) -> bool:
+    """Whether the mass of intervals is told beside their coverage: it is not their level."""
+    return abs(mass - level) > _NOTED
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import write_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression
@@ -102,6 +103,8 @@ def losses_of(x, y, j):
     lower, upper, *quantiles = law.quantile([0.1, 0.9, *LEVELS], column=f"y{j}").T
     result = {
         "coverage": metrics.coverage(lower, upper, y[:, j]),
+        "interval_mass": law.cdf(upper, f"y{j}", paired=True)
+        - law.cdf(np.nextafter(lower, -np.inf), f"y{j}", paired=True),
         "width": metrics.width(lower, upper),
         "interval_score": metrics.interval_score(lower, upper, y[:, j], 0.8),
     }
@@ -110,7 +113,7 @@ def losses_of(x, y, j):
     return result
 
 
-EVERY = {"levels": LEVELS, "log_score": True, "calibration": True, "energy": True}
+EVERY = {"levels": LEVELS, "log_score": True, "calibration": True, "energy": True, "mass": True}
 LAWS = {"law": Law(laws_at, level=0.8, cells=len(ATOMS), **EVERY)}
 
 
@@ -514,6 +517,10 @@ def test_the_command_reports_all_scores_of_the_laws(store, model):
         for key in ("width", "interval_score"):
             assert found[key]["level"] == 0.9
         agrees(found["width"]["columns"][name], metrics.width(*ends))
+        before, upto = (
+            law.cdf(t, column=name, paired=True) for t in (np.nextafter(ends[0], -np.inf), ends[1])
+        )
+        agrees(found["interval_mass"]["columns"][name], upto - before)
         agrees(found["interval_score"]["columns"][name], metrics.interval_score(*ends, y[:, j]))
         losses = found["pinball"][name]
         assert [loss["level"] for loss in losses] == [0.05, 0.5, 0.95]
@@ -529,8 +536,30 @@ def test_the_command_reports_all_scores_of_the_laws(store, model):
     for text in ("energy score", "log score", "width of the 90 %", "score of the 90 %", "at 0.95"):
         assert text in table
     plain = json.loads(run("score", model, store, "--crps", "--json")[1])
-    asked = ("coverage", "width", "interval_score", "pinball", "calibration_error", "energy_score")
+    asked = ("coverage", "interval_mass", "width", "interval_score", "pinball", "energy_score")
+    asked = (*asked, "calibration_error")
     assert all(plain[key] is None for key in (*asked, "log_score"))
+
+
+def test_intervals_of_few_values_hold_more_than_their_level(tmp_path):
+    """What a true law covers is the mass of its intervals, which is told beside the coverage."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(4000, 1))
+    y = rng.poisson(0.5 + x).astype(float)
+    kernel = kernels.Gaussian(0.5)
+    fit = JointDistribution(kernel_x=kernel, kernel_y=kernel).fit(x[:2000], y[:2000])
+    table = score(fit, x[2000:], y[2000:])
+    mass, seen = table.interval_mass["y0"], table.coverage["y0"]
+    assert mass.value > 0.93
+    assert abs(seen.value - mass.value) < 4.0 * seen.std
+    assert f"mass of 90% y0 {mass.value:.4g} +- " in " ".join(repr(table).split())
+    fit.save(tmp_path / "m")
+    write_store(tmp_path / "s.zarr", x[2000:], y[2000:])
+    told = " ".join(run("score", tmp_path / "m", tmp_path / "s.zarr", "--coverage")[1].split())
+    assert f"(the laws say {100 * mass.value:.1f} %)" in told
+    html = tmp_path / "page.html"
+    assert run("score", tmp_path / "m", tmp_path / "s.zarr", "--html", html)[0] == 0
+    assert f"(the laws say up to {100 * mass.value:.1f} %)" in html.read_text()
 
 
 def test_intervals_of_learned_laws_cover_what_they_say(store, brief_search):

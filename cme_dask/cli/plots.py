@@ -88,7 +88,7 @@ def evaluation_tables(result: Result) -> list[Any]:
     lines = [("rows", f"{number(result['rows'])}, held out: {result['held_out']}, 1 pass")]
     if MODEL in result["crps"]:
         lines.append(("CRPS", _text(result["crps"][MODEL])))
-    lines += coverage_lines(result["coverage"].get(MODEL))
+    lines += coverage_lines(result["coverage"].get(MODEL), result["interval_mass"].get(MODEL))
     boosting = result["boosting"]
     if boosting is not None:
         lines.append(

@@ -40,6 +40,9 @@ Array = Any
 LEVEL = 0.9
 """Probability of the intervals whose coverage is reported."""
 
+OF_INTERVALS = ("coverage", "interval_mass", "width", "interval_score")
+"""Their scores."""
+
 LABEL_SCORES = "log_loss", "accuracy", "brier", "calibration_error"
 """Scores of probabilities of labels."""
 
@@ -248,6 +251,7 @@ def law_of(
         log_score=every and not model.y.columns.categories,
         calibration=every,
         energy=every,
+        mass=True,
     )
 
 
@@ -297,6 +301,7 @@ def described_laws(report: ScoreReport) -> dict[str, dict[str, Any]]:
 
     return {
         "coverage": of_intervals(report.coverage),
+        "interval_mass": of_intervals(report.interval_mass),
         "width": of_intervals(report.width),
         "interval_score": of_intervals(report.interval_score),
         "pinball": {
@@ -427,7 +432,7 @@ def evaluate(
         "labels_boosting": described_labels(result).get(BOOSTING, {}),
         "reliability": described_bins(result).get(MODEL, {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()},
-        **{key: described_laws(result)[key] for key in ("coverage", "width", "interval_score")},
+        **{key: described_laws(result)[key] for key in OF_INTERVALS},
     }
 
 

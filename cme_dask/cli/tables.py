@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cme_dask.display import number, rank_text, with_error
+from cme_dask.display import is_noted, number, rank_text, with_error
 from cme_dask.errors import printable, without_secrets
 
 # Results as tables for people. Every function takes the JSON form of a result
@@ -496,7 +496,7 @@ def score_tables(result: Result) -> list[RenderableType]:
     for name in ("energy_score", "log_score"):
         if result[name] is not None:
             lines.append((name.replace("_", " "), _score_text(result[name])))
-    lines += coverage_lines(result["coverage"])
+    lines += coverage_lines(result["coverage"], result["interval_mass"])
     lines += law_lines(result)
     lines += label_lines(result["labels"])
     rows = [
@@ -514,14 +514,21 @@ def score_tables(result: Result) -> list[RenderableType]:
     return [*values, "", grid("Scores", head, rows)] if rows else values
 
 
-def coverage_lines(coverage: Result | None) -> list[tuple[str, str]]:
-    """A line on how many rows lie within the intervals of the laws, in per cent."""
+def coverage_lines(coverage: Result | None, mass: Result | None) -> list[tuple[str, str]]:
+    """A line on how many rows lie within the intervals of the laws, in per cent.
+
+    Where the laws give these another mass than their level, since y takes few values, it tells
+    what the share should be.
+    """
     if coverage is None:
         return []
     each = []
     for name, result in coverage["columns"].items():
         value, std = (None if v is None else 100.0 * v for v in (result["value"], result["std"]))
         each.append(f"{name} {'none' if value is None else with_error(value, std)} %")
+        due = None if mass is None else mass["columns"][name]["value"]
+        if due is not None and is_noted(due, coverage["level"]):
+            each[-1] += f" (the laws say {100.0 * due:.1f} %)"
     return [(f"within the {100.0 * coverage['level']:g} % interval", ", ".join(each))]
 
 

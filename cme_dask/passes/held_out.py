@@ -47,7 +47,10 @@ class ScoreTable:
         Continuous ranked probability score, mean over the numeric columns, in their unit; None for
         models without laws and for labels alone.
     coverage
-        By numeric column: share of the rows within the central interval, which ``level`` should be.
+        By numeric column: share of the rows within the central interval, whose mass it should be.
+    interval_mass
+        By numeric column: mean probability that the laws give to their central intervals: the
+        level, and more where y takes few values.
     labels
         By column that holds labels, of laws and classifiers: ``log_loss``, the mean of
         -log P(label | x) in nats (probabilities below 1e-15 count as that), ``accuracy`` of the
@@ -78,6 +81,7 @@ class ScoreTable:
     crps: Estimate | None
     coverage: dict[str, Estimate]
     labels: dict[str, LabelScores] = field(default_factory=dict)
+    interval_mass: dict[str, Estimate] = field(default_factory=dict)
     width: dict[str, Estimate] = field(default_factory=dict)
     interval_score: dict[str, Estimate] = field(default_factory=dict)
     pinball: dict[str, dict[float, Estimate]] = field(default_factory=dict)
@@ -99,6 +103,7 @@ class ScoreTable:
             "Brier": self.brier,
             "Brier skill": self.brier_skill,
             f"coverage of {self.level:.0%}": self.coverage,
+            f"mass of {self.level:.0%}": self.interval_mass,
             f"width of {self.level:.0%}": self.width,
             f"interval score of {self.level:.0%}": self.interval_score,
         }
@@ -195,6 +200,7 @@ class Scoring:
             result.coverage.get("law", {}),
             result.labels.get("law", {}),
             width=result.width.get("law", {}),
+            interval_mass=result.interval_mass.get("law", {}),
             interval_score=result.interval_score.get("law", {}),
             pinball=result.pinball.get("law", {}),
             calibration_error=result.calibration_error.get("law", {}),
@@ -319,6 +325,7 @@ def scoring_of(
             log_score=log_score,
             calibration=True,
             energy=True,
+            mass=True,
         )
     sample = rows_of(fitted, X, Y, weights)
     if len(sample.columns) != 2:

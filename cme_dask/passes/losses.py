@@ -25,8 +25,10 @@ from cme_dask.numerics.scoring import ScoreSums
 Array = Any
 Predict = Callable[[Array], Array]
 
-INTERVAL = ("coverage", "width", "interval")
-"""Losses of a central interval."""
+MASS = "mass"
+"""The probability of a central interval under the law."""
+INTERVAL = ("coverage", MASS, "width", "interval")
+"""What is summed of a central interval."""
 BINNED = ("in bin", "predicted", "seen")
 """What is summed in a bin of what was predicted."""
 LIKELIEST = ("likeliest in bin", "likeliest seen")
@@ -122,6 +124,8 @@ class Law:
     label_bins
         Whether, with ``labels``, it is also summed how often the likeliest label is seen where its
         probability is about as high, and, of few labels, the probabilities by the label seen.
+    mass
+        Whether the probability of the central intervals under the law is computed, too.
     """
 
     conditional: Callable[[Array], Scored]
@@ -136,6 +140,7 @@ class Law:
     calibration: bool = False
     energy: bool = False
     label_bins: bool = False
+    mass: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class ScoreReduction(Reduction[ScoreSums, ScoreSums]):
             losses += [Loss(name, "crps")] * law.crps
             for column in self.numeric:
                 if law.level is not None:
-                    losses += [Loss(name, kind, column) for kind in INTERVAL]
+                    losses += [Loss(name, k, column) for k in INTERVAL if law.mass or k != MASS]
                 losses += [Loss(name, "pinball", column, i) for i in range(len(law.levels))]
             for column in self.numeric if law.calibration else ():
                 losses += [Loss(name, "pit", column, i) for i in range(len(PIT_LEVELS))]
@@ -319,6 +324,12 @@ class ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         if law.level is not None:
             lower, upper = quantiles[:, :2].T
             yield (lower <= seen) & (seen <= upper)
+            if law.mass:
+                before, upto = (
+                    _checked_shape(name, laws.cdf(t, column=column, paired=True), (len(y),))
+                    for t in (np.nextafter(lower, -np.inf), upper)
+                )
+                yield upto - before
             yield upper - lower
             yield interval_scores(lower, upper, seen, law.level)
         yield from pinball_losses(quantiles[:, len(tail) :], np.array(law.levels), seen).T

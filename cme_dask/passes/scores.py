@@ -19,6 +19,7 @@ from cme_dask.passes.losses import (
     BINNED,
     INTERVAL,
     LIKELIEST,
+    MASS,
     Law,
     Loss,
     Prediction,
@@ -93,7 +94,11 @@ class ScoreReport:
         By name of the law: continuous ranked probability score, mean over the numeric columns of y.
     coverage
         By name of the law, then by numeric column of y: share of the rows within the central
-        interval, whose probability it should be.
+        interval, whose mass it should be.
+    interval_mass
+        By name of the law, then by numeric column of y: mean probability that the laws give to
+        their central intervals: the level, and more where y takes few values, since the interval
+        holds its ends.
     report
         What the pass did.
     reliability
@@ -133,6 +138,7 @@ class ScoreReport:
     report: PassReport = field(repr=False)
     reliability: dict[str, dict[str, tuple[Bin, ...]]] = field(default_factory=dict)
     labels: dict[str, dict[str, LabelScores]] = field(default_factory=dict)
+    interval_mass: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     width: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     interval_score: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     pinball: dict[str, dict[str, dict[float, Estimate]]] = field(default_factory=dict)
@@ -248,6 +254,7 @@ def score_pass(
         report,
         reliability,
         labels,
+        interval_mass=by_column[MASS],
         width=by_column["width"],
         interval_score=by_column["interval"],
         pinball=pinball,

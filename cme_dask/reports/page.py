@@ -15,7 +15,7 @@ from markupsafe import Markup
 import cme_dask
 from cme_dask.data.atomic import disk_errors, marked_file, writing
 from cme_dask.data.columns import Columns
-from cme_dask.display import number, with_error
+from cme_dask.display import is_noted, number, with_error
 from cme_dask.models.plots import FEW
 from cme_dask.models.relevance import ColumnRelevance
 from cme_dask.numerics.scoring import Estimate, Scores
@@ -142,6 +142,7 @@ class Page:
             yield Line("Brier score", text, scores[text].mse, frequency)
         for name, several, compared in (
             (f"coverage of {level} intervals", result.coverage, False),
+            (f"mass of {level} intervals", result.interval_mass, False),
             (f"width of {level} intervals", result.width, False),
             (f"interval score of {level}", result.interval_score, True),
         ):
@@ -193,6 +194,9 @@ class Page:
             low, high = f"{min(covered):.1f}", f"{max(covered):.1f}"
             told += f"; {100.0 * self.scoring.level:g} % intervals hold "
             told += f"{low if low == high else f'{low} to {high}'} % of the rows"
+            masses = [each.value for each in self.result.interval_mass.get("law", {}).values()]
+            if masses and is_noted(max(masses), self.scoring.level):
+                told += f" (the laws say up to {100.0 * max(masses):.1f} %)"
         return told
 
     def _on_labels(self) -> Markup:
