@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,8 @@ class Process:
     ----------
     path
         Draws a path from the number of rows and a seed.
-    eigenvalues, conditions
-        The leading ones, by descending modulus, and their condition numbers.
+    leading
+        Makes the leading eigenvalues, by descending modulus, and their condition numbers.
     length_scales
         Of the Gaussian kernels that are compared.
     functions
@@ -137,24 +137,31 @@ class Process:
     """
 
     path: Callable[[int, int], Array]
-    eigenvalues: Array
-    conditions: Array
+    leading: Callable[[], tuple[Array, Array]]
     length_scales: tuple[float, ...]
     functions: Callable[[Array], Array]
+
+    @cached_property
+    def eigenvalues(self) -> Array:
+        """The leading ones."""
+        return self.leading()[0]
+
+    @cached_property
+    def conditions(self) -> Array:
+        """Their condition numbers."""
+        return self.leading()[1]
 
 
 SCENARIOS = {
     "ornstein-uhlenbeck": Process(
         ornstein_uhlenbeck,
-        DECAY ** np.arange(LEADING),
-        np.ones(LEADING),
+        lambda: (DECAY ** np.arange(LEADING), np.ones(LEADING)),
         (0.75, 1.5, 3.0),
         hermite_functions,
     ),
     "logistic-map": Process(
         logistic_map,
-        logistic_eigenvalues()[:LEADING],
-        logistic_conditions(),
+        lambda: (logistic_eigenvalues()[:LEADING], logistic_conditions()),
         (0.05, 0.1, 0.2),
         logistic_functions,
     ),
