@@ -564,6 +564,13 @@ def test_labels_of_few_rows_tell_few_levels():
     assert calm.conditional(at[:0]).interval(0.1, conformal=True)[0].shape == (0,)
 
 
+def test_labels_of_no_weight_have_no_scores():
+    x, y = stations(300)
+    weights = (x["station"] == "calm").to_numpy().astype(float)
+    model = blind(conformal_by="station").fit(x, y, weights=weights).model_
+    assert set(model.conformal.groups) == {"calm"}
+
+
 def test_scores_within_labels_are_the_same_out_of_core(tmp_path):
     x, y = stations(400)
     model = blind(conformal_by="station").fit(x, y).model_

@@ -237,7 +237,7 @@ class ConformalScores:
         groups = {
             label: self.learn(scores[here], weights[here], names, scales)
             for code, label in enumerate(labels)
-            if (here := codes == code).any()
+            if weights[here := codes == code].any()
         }
         return replace(self, by=by, groups=groups)
 
