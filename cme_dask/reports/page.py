@@ -4,7 +4,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -189,14 +189,15 @@ class Page:
         if line.marginal is not None:
             told += f"; the law that ignores x has {_estimate(line.marginal)}"
             told += f" ({line.gain})" if line.gain else ""
-        covered = [100.0 * each.value for each in self.result.coverage.get("law", {}).values()]
+        covered, masses = (
+            [each.value for each in of_laws.get("law", {}).values()]
+            for of_laws in (self.result.coverage, self.result.interval_mass)
+        )
         if covered:
-            low, high = f"{min(covered):.1f}", f"{max(covered):.1f}"
-            told += f"; {100.0 * self.scoring.level:g} % intervals hold "
-            told += f"{low if low == high else f'{low} to {high}'} % of the rows"
-            masses = [each.value for each in self.result.interval_mass.get("law", {}).values()]
-            if masses and is_noted(max(masses), self.scoring.level):
-                told += f" (the laws say up to {100.0 * max(masses):.1f} %)"
+            told += f"; {100.0 * self.scoring.level:g} % intervals hold {_range(covered)} % of the "
+            told += "rows"
+            if any(is_noted(mass, self.scoring.level) for mass in masses):
+                told += f" (the laws say {_range(masses)} %)"
         return told
 
     def _on_labels(self) -> Markup:
@@ -315,6 +316,12 @@ def _estimate(value: Estimate) -> str:
     told = value.std > _ROUNDING * abs(value.value)  # a constant has none; NaN is no number, too
     text = with_error(value.value, value.std if told else None)
     return text.replace("± ", "±\u00a0")  # a narrow table breaks the line before them
+
+
+def _range(shares: Sequence[float]) -> str:
+    """The least and the largest one in per cent, or both in one."""
+    low, high = (f"{100.0 * end:.1f}" for end in (min(shares), max(shares)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _percent(value: Estimate) -> str:
