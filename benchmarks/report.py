@@ -365,7 +365,8 @@ def bench_picture(result: Result, path: Path) -> None:
             for ax, case in zip(axes, cases, strict=True):
                 _panel(ax, panels[case], _ratios_picture(result, case))
                 rows = result["settings"]["sizes"][case]["rows"]
-                ax.set_title(_TITLES_PICTURE[case].format(rows=number(rows)))
+                title = _TITLES_PICTURE[case].format(rows=number(rows))
+                ax.set_title(title, loc="right")  # above long labels
         _legend(figure)
 
 
@@ -382,7 +383,9 @@ def _panels(result: Result) -> dict[str, list[Row]]:
     timed = [
         (key, values)
         for key, values in result["measurements"].items()
-        if values["runs"] and not key.startswith("machine/") and "gemm_all" not in values["runs"][0]
+        if values.get("median")
+        and not key.startswith("machine/")
+        and "gemm_all" not in values["runs"][0]
     ]
     panels: dict[str, list[Row]] = {}
     for case, group in groupby(timed, lambda item: item[0].split("/")[0]):
@@ -455,7 +458,7 @@ def _look(label: str, measurement: Result) -> tuple[str, str]:
     job = measurement["job"]
     kinds = {one["job"] for one in (job if isinstance(job, list) else [job])}
     ours = (
-        kinds <= {"Fit"}
+        kinds <= {"Fit", "ShapeFit", "LimitedFit"}
         or kinds == {"SolveCoupling"}
         or (kinds == {"ConditionalMean"} and job["method"] == "ours")
         or (kinds == {"SolveProgram"} and job["solver"] == CLOSED)
