@@ -27,10 +27,9 @@ from cme_dask.learning.landmarks import choose_landmarks
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.logistic import LogisticProblem, LogisticSums, solve_logistic
 from cme_dask.numerics.measure import project
-from cme_dask.numerics.moments import MomentReduction, Moments, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, strip_moments
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, JointSolver, Regularization
 

@@ -28,10 +28,15 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldOut, held_out_loss
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.measure import project
-from cme_dask.numerics.moments import MomentReduction, Moments, MomentSums, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    Moments,
+    MomentSums,
+    strip_moments,
+)
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import BasisBounds, JointSolution, JointSolver, Regularization
 from cme_dask.numerics.support import make_support

@@ -15,7 +15,6 @@ from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.models.plots import BLUE, PALETTE, picture
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.independence import (
     compare_by_signs,
@@ -25,7 +24,7 @@ from cme_dask.numerics.independence import (
     residual_ridges,
     residual_terms,
 )
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 Array = Any
 Result = dict[str, Any]

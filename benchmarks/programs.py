@@ -15,8 +15,13 @@ from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldOut
-from cme_dask.numerics.features import FeatureBlock, Function
-from cme_dask.numerics.moments import MomentReduction, Moments, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    Function,
+    MomentReduction,
+    Moments,
+    strip_moments,
+)
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import JointProblem, JointSolution, JointSolver, Regularization
 

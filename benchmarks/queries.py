@@ -16,7 +16,7 @@ from cme_dask.data.generate import Normal3
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import BLOCK, BlockValues
-from cme_dask.numerics.features import Function
+from cme_dask.numerics.moments import Function
 
 Array = Any
 Result = dict[str, Any]

@@ -32,8 +32,7 @@ from cme_dask.models.reweighted import ReweightedModel
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.embedding import ConditionalEmbedding
-from cme_dask.numerics.features import FeatureBlock, Function
-from cme_dask.numerics.moments import MomentReduction, Moments
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, Moments
 from cme_dask.numerics.operators import (
     Expansion,
     InverseDensity,

@@ -20,8 +20,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics import precision as guard
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 
 LAST = guard.ComputeMode(())

@@ -20,9 +20,8 @@ from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics import cells as cell_sums
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import ROWS_PER_CELL, SALT, CellReduction
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import draw
-from cme_dask.numerics.moments import MomentReduction, moment_cost
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, moment_cost
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length, to_host
 from cme_dask.numerics.support import Support, make_support

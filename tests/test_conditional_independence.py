@@ -15,10 +15,9 @@ from cme_dask import conditional_independence_test, kernels
 from cme_dask.cli import cli
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.independence import flip_signs, residual_inflation, residual_terms
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 KERNEL = kernels.Gaussian(0.8)
 KERNELS = {"kernel_x": KERNEL, "kernel_y": KERNEL, "kernel_z": KERNEL}

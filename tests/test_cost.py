@@ -17,8 +17,7 @@ from cme_dask.cli import cli
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.reduction import Cost, Reduction, RowRange, plan_ranges
 from cme_dask.passes import cost as timing
 from cme_dask.passes.cost import busiest_rows, bytes_read, time_pass

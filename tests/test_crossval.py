@@ -9,8 +9,7 @@ from cme_dask.learning.losses import ScreenedRows, ScreenedSide, pivots_of_few, 
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import factored_folds, held_folds, over_folds
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import make_thresholds
 

@@ -9,8 +9,7 @@ from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import MAX_ROWS, ConditionalEmbedding, surrogate_losses
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 
 def case(n=200, n_folds=4, seed=0, duplicated=False):

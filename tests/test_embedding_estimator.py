@@ -19,9 +19,8 @@ from cme_dask.errors import DataError, NotFittedError, StoreError
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.embedding import EmbeddingChange
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 N, FOLDS = 400, 4
 KX, KY = kernels.Gaussian(1.1), kernels.Gaussian(0.6)

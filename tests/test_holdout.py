@@ -18,9 +18,8 @@ from cme_dask.data.atomic import ATTRIBUTE
 from cme_dask.data.store import compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import BY_ROWS, Folding, Split, fold_of_rows
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.rows import BasisRanges, NearestRows
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows

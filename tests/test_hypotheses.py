@@ -17,7 +17,6 @@ from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
 from cme_dask.estimators import hypotheses
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.independence import (
     centred_spectrum,
     covariance_terms,
@@ -26,7 +25,7 @@ from cme_dask.numerics.independence import (
     mixture_tail,
     sign_flip_pvalue,
 )
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 

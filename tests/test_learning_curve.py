@@ -17,11 +17,10 @@ from cme_dask.kernels import Gaussian
 from cme_dask.learning.trees import TrainingRows, cross_fitted, residual_scale
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.learning_curve import error_of_all, fold_pairs, scale_of_all
 from cme_dask.numerics.location import fit_mean_function, scaled_residuals
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 
 RNG = np.random.default_rng(0)
 

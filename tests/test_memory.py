@@ -20,8 +20,7 @@ from benchmarks.cluster import running_cluster
 from cme_dask import JointDistribution, kernels, open_sample
 from cme_dask.errors import ResourceError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, MomentSets, moment_cost
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSets, moment_cost
 from cme_dask.numerics.reduction import Cost, Extent, RowRange, Strip, strip_length
 from cme_dask.passes import driver
 from cme_dask.passes.driver import Executor, task_bytes

@@ -17,8 +17,7 @@ import cme_dask
 from cme_dask import kernels, metrics
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, Moments, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, strip_moments
 from cme_dask.numerics.problem import JointSolution, Regularization
 
 # CRPS --------------------------------------------------------------------------------------------

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from cme_dask import kernels
 from cme_dask.kernels import Scores, Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import LinearBasis, NewtonBasis, eigenbasis
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, MomentSets, MomentSums, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    MomentSets,
+    MomentSums,
+    strip_moments,
+)
 from cme_dask.numerics.reduction import Strip
 
 

@@ -24,8 +24,7 @@ from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.basis import LinearBasis
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Regularization

@@ -22,9 +22,8 @@ from cme_dask.cli import cli
 from cme_dask.errors import DataError, ResourceError, StoreError
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import draw, fold_of_rows
-from cme_dask.numerics.moments import MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import plan_ranges, reduce_strips, strip_length, sub_block
 from cme_dask.numerics.support import make_support

@@ -20,9 +20,8 @@ from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.location import RIDGES, fit_mean_function
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows

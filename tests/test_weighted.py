@@ -15,9 +15,8 @@ from cme_dask import kernels
 from cme_dask.errors import DataError
 from cme_dask.kernels import Standard, Transform, TransformedKernel
 from cme_dask.numerics.basis import NewtonBasis
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import fold_of_rows
-from cme_dask.numerics.moments import MomentReduction
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import Strip, reduce_strips
 from cme_dask.numerics.weighted import WeightedMoments

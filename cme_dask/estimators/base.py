@@ -55,9 +55,8 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.features import FeatureBlock, Function
 from cme_dask.numerics.folds import MAX_FOLDS, RowSample
-from cme_dask.numerics.moments import MomentReduction, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
 from cme_dask.numerics.precision import (
     SAFE,
     TRIAL_ROWS,

@@ -35,10 +35,9 @@ from cme_dask.numerics.cholesky import (
     prefix_rows,
     sampled_cholesky,
 )
-from cme_dask.numerics.features import FeatureBlock, Function
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.location import Residuals
-from cme_dask.numerics.moments import MomentReduction, moment_cost
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
 from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
 from cme_dask.numerics.scoring import ScoringFunctions

@@ -28,9 +28,8 @@ from cme_dask.numerics.drift import (
     conditional_terms,
     fit_ratio,
 )
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.independence import sign_flip_pvalue
-from cme_dask.numerics.moments import MomentReduction, Moments, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSums
 from cme_dask.numerics.weighted import WeightedMeans, WeightedMoments
 from cme_dask.passes.driver import FitKeywords, options_of, with_run_options
 from cme_dask.passes.held_out import rows_of

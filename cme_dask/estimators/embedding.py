@@ -16,9 +16,8 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.merging import FitSums
 from cme_dask.models.points import FloatArray
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.leave_one_out import LeaveOneOut, leave_one_out, left_out_flops
-from cme_dask.numerics.moments import MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentSums
 from cme_dask.passes.run import run_pass
 
 Array = Any

@@ -40,9 +40,8 @@ from cme_dask.numerics.embedding import (
     embedding_replicates,
     held_out_curve,
 )
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import MomentReduction, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.passes.driver import (
     MomentKeywords,
     ShardKeywords,

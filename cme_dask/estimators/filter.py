@@ -22,8 +22,7 @@ from cme_dask.numerics.basis import Basis, LinearBasis, NewtonBasis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.crossval import joint_loss
 from cme_dask.numerics.embedding import check_ridges, held_out_curve
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, MomentSums
 from cme_dask.numerics.operators import joint_ratio
 from cme_dask.numerics.support import SUPPORT_SIZE, make_support
 from cme_dask.passes.driver import (

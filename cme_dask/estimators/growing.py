@@ -16,8 +16,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.features import Function
-from cme_dask.numerics.moments import MomentReduction, MomentSums
+from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass

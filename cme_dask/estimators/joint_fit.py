@@ -49,9 +49,8 @@ from cme_dask.numerics.calibration import (
     learn_calibration,
 )
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.features import FeatureBlock, Function
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import MomentReduction, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization
@@ -151,18 +150,6 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     # Before the pass: kernels, bases, moments
 
-    @property
-    def _wanted(self) -> dict[str, str | bool]:
-        """What the user chose of steps that not every fit takes: ``auto``, True or False."""
-        conformal = self.conformal
-        if self.conformal_by is not None and conformal == "auto":
-            conformal = True
-        return {
-            "residual": self.residual,
-            "calibration": self.calibration,
-            "conformal": conformal,
-        }
-
     def _search(self, context: FitContext) -> FitContext:
         if self.conformal_by is not None:
             check_by(self.conformal_by, context.sample.columns[0])
@@ -179,7 +166,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             None if getattr(self, name) is None else kernel
             for name, kernel in zip(self._kernels, context.kernels, strict=True)
         )
-        if self.location is not None and self._possible(context, "residual"):
+        if self.location is not None and self._possible(context, "residual", self.residual):
             covariate = x is None and context.pivots[0].mode != "given"
             context = replace(
                 context, given=given_location(self.location, context, covariate=covariate)
@@ -195,8 +182,12 @@ class JointFit(MeanRegressor, GrowingEstimator):
         residual, calibration, conformal = (
             choice is not False
             and (choice is True or undecided or (given and name == "residual"))
-            and self._possible(context, name)
-            for name, choice in self._wanted.items()
+            and self._possible(context, name, choice)
+            for name, choice in (
+                ("residual", self.residual),
+                ("calibration", self.calibration),
+                ("conformal", self.conformal if self.conformal_by is None else True),
+            )
         )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
@@ -224,9 +215,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             release_memory()
         return context
 
-    def _possible(self, context: FitContext, name: str) -> str | bool:
+    def _possible(self, context: FitContext, name: str, choice: str | bool) -> str | bool:
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""
-        choice = self._wanted[name]
         given = name == "residual" and self.location is not None
         columns, rows = context.sample.columns[1], context.rows.parts[1]
         constraint, folds = context.solver.constraint, context.n_folds

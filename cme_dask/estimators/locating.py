@@ -31,11 +31,10 @@ from cme_dask.learning.trees import (
     residual_scale,
     trees_bytes,
 )
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import MixedMean, RegressorResiduals
 from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function, scaled_residuals
-from cme_dask.numerics.moments import MomentSums, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.numerics.scoring import Mapped, law_error
 from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.run import extent_of

@@ -13,10 +13,15 @@ from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import Residuals
-from cme_dask.numerics.moments import MomentReduction, MomentSets, MomentSums, strip_moments
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    MomentReduction,
+    MomentSets,
+    MomentSums,
+    strip_moments,
+)
 from cme_dask.numerics.precision import TRIAL_ROWS, ComputeMode
 from cme_dask.numerics.reduction import Cost, Extent, MemoryPlan, Reduction
 from cme_dask.passes.cost import PassCost, pickled_bytes, time_pass

@@ -22,8 +22,7 @@ from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
 from cme_dask.numerics.crossval import FactoredFold, HeldFold, factored_folds, held_folds
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentReduction, Moments, MomentSets, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Answer, JointSolver, Regularization, replicates
 from cme_dask.numerics.reduction import MemoryPlan

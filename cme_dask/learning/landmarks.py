@@ -10,9 +10,8 @@ from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.crossval import held_out_losses
-from cme_dask.numerics.features import FeatureBlock
 from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
-from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import JointSolver, Regularization
 from cme_dask.numerics.support import deviations, distinct_rows, make_support

@@ -30,7 +30,7 @@ from cme_dask.learning.search import (
 )
 from cme_dask.numerics.crossval import FactoredFold, HeldFold, over_folds
 from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
-from cme_dask.numerics.features import Function
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import ScoringFunctions, declared, make_thresholds
 

@@ -14,8 +14,7 @@ from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, Moments, MomentSums
 from cme_dask.numerics.problem import JointSolution, JointSolver, Replicates, replicates
 
 Array = Any

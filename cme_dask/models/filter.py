@@ -25,8 +25,8 @@ from cme_dask.models.points import FloatArray, Labels, query_points
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.features import Function
 from cme_dask.numerics.measure import CellLaw
+from cme_dask.numerics.moments import Function
 
 Array = Any
 Step = tuple[Array, Array]  # positions of sequences among those of a block, and of their rows

@@ -17,8 +17,7 @@ from cme_dask.models import load_only
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.features import FeatureBlock, Function
-from cme_dask.numerics.moments import MomentSums
+from cme_dask.numerics.moments import FeatureBlock, Function, MomentSums
 from cme_dask.numerics.problem import JointSolver, Regularization
 
 # Sums over rows that a joint model is made of: out of a model, and into one

@@ -20,8 +20,8 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import Scratch, in_place, take_into
 from cme_dask.numerics.basis import Basis
 from cme_dask.numerics.devices import device_memory
-from cme_dask.numerics.features import Function, function_values
 from cme_dask.numerics.folds import RowSample, value_hash
+from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip
 from cme_dask.numerics.support import WALK_ROWS, WALK_WORDS, Placed, Support
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.embedding import function_moments, inverse_eigenvalues
-from cme_dask.numerics.features import FeatureBlock
-from cme_dask.numerics.moments import MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentSums
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks
 
 Array = Any

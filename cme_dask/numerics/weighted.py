@@ -13,8 +13,7 @@ from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.kernels.evaluator import Scratch
-from cme_dask.numerics.features import Function, function_values
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import Function, Moments, MomentSums, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, by_fold, sub_block
 
 Array = Any

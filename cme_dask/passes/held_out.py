@@ -16,8 +16,8 @@ from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
-from cme_dask.numerics.features import Function
 from cme_dask.numerics.labels import missing_labels
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
 from cme_dask.passes.losses import Law, Prediction

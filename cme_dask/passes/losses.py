@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.numerics.features import Function, function_values
+from cme_dask.numerics.moments import Function, function_values
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks, tree_sum
 from cme_dask.numerics.row_scores import (
     LABEL_BINS,

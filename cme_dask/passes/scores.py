@@ -9,8 +9,8 @@ import numpy as np
 from cme_dask.config import N_FOLDS
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ZeroWeights
-from cme_dask.numerics.features import Function
 from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.moments import Function
 from cme_dask.numerics.row_scores import LABEL_BINS, PIT_LEVELS
 from cme_dask.numerics.scoring import Estimate, Scores, ScoreSums
 from cme_dask.passes.driver import Executor
