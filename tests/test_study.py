@@ -174,6 +174,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_workers_of_a_study_end_with_it(tmp_path):
     (tmp_path / "ended.py").write_text(ENDED)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
