@@ -142,14 +142,18 @@ class Process:
     functions: Callable[[Array], Array]
 
     @cached_property
-    def eigenvalues(self) -> Array:
-        """The leading ones."""
-        return self.leading()[0]
+    def _known(self) -> tuple[Array, Array]:
+        return self.leading()
 
-    @cached_property
+    @property
+    def eigenvalues(self) -> Array:
+        """The leading eigenvalues, by descending modulus."""
+        return self._known[0]
+
+    @property
     def conditions(self) -> Array:
         """Their condition numbers."""
-        return self.leading()[1]
+        return self._known[1]
 
 
 SCENARIOS = {
