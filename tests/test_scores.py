@@ -26,7 +26,7 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.metrics import brier, crps
 from cme_dask.models.events import Event
 from cme_dask.numerics.folds import Folding, Split, number_hash, uniform
-from cme_dask.numerics.scoring import ScoreSums
+from cme_dask.numerics.scoring import ScoreSums, mean_and_error
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.scores import score_pass
@@ -304,6 +304,26 @@ def test_far_from_zero_nothing_cancels():
     )
     r2 = r2_score(Y[:, 0], np.sin(X[:, 0]))
     assert found.scores["m"]["y0"].r2.value == pytest.approx(r2, rel=1e-6)
+
+
+def test_a_mean_and_its_error_over_units_by_the_formula():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(60, 2)), rng.random(60)
+    units = rng.integers(-3, 4, 60)
+    mean, error = mean_and_error(values, weights, units)
+    for column, m, e in zip(values.T, mean, error, strict=True):
+        assert m == pytest.approx(np.average(column, weights=weights), rel=1e-12)
+        names = set(units.tolist())
+        sums = [
+            sum(weights[i] * (column[i] - m) for i in range(60) if units[i] == name)
+            for name in names
+        ]
+        count = len(names)
+        square = count / (count - 1) * sum(each**2 for each in sums)
+        assert e == pytest.approx(square**0.5 / weights.sum(), rel=1e-12)
+    plain = mean_and_error(values[:, 0], np.ones(60))
+    assert plain == pytest.approx((values[:, 0].mean(), values[:, 0].std(ddof=1) / 60**0.5))
+    assert mean_and_error(values, weights, 0 * units)[1].tolist() == [np.inf, np.inf]
 
 
 def test_errors_by_block_know_that_neighbours_are_alike():

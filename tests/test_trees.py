@@ -1,5 +1,7 @@
 """Regression trees as locations: arrays beside scikit-learn, cross-fits by hand, the choice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import write_store
@@ -217,6 +219,17 @@ def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monke
     assert better_trees(given, ALL, 1.0, lambda rows: line) is None
     raced = [all_parts for _, quick, all_parts in fits if not quick]
     assert raced == [False] * len(raced) != []
+
+
+def test_a_gain_in_one_of_four_units_of_rows_is_not_clear():
+    rng = np.random.default_rng(0)
+    y, missed = rng.normal(size=(2, 4000, 1))
+    units = np.arange(4000) % 4
+    better = y - missed * np.where(units == 0, 0.97, 1.004)[:, None]
+    apart = training(y, y)
+    assert trees._is_better(better, y - missed, apart)
+    assert not trees._is_better(better, y - missed, replace(apart, units=units))
+    assert trees._is_better(y - 0.995 * missed, y - missed, replace(apart, units=units))
 
 
 @pytest.mark.parametrize("kind", ALL)

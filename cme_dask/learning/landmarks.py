@@ -14,6 +14,7 @@ from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import JointSolver, Regularization
+from cme_dask.numerics.scoring import mean_and_error
 from cme_dask.numerics.support import deviations, distinct_rows, make_support
 
 Array = Any
@@ -167,8 +168,7 @@ def landmark_number(
         with one_blas_thread():
             loss, share = _fold_losses((x, y), parts, weights, folds, reg)
         gain = losses[best] - loss if losses else -loss
-        mean = float(share @ gain)
-        error = float(np.sqrt((share**2 @ (gain - mean) ** 2) * len(share) / (len(share) - 1)))
+        mean, error = (float(each) for each in mean_and_error(gain, share))
         tried.append(number)
         losses.append(loss)
         errors.append(error)

@@ -15,6 +15,7 @@ from cme_dask.numerics.crossval import HeldFold
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.scoring import mean_and_error
 
 # Cross-validation of many kernels on rows held in memory, each basis made once
 
@@ -319,11 +320,7 @@ def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None
 
 
 def paired_gain(plain: Array, residual: Array, weights: Array, units: Array) -> Gain:
-    r"""The gain and its standard error.
-
-    .. math:: \bar d = \sum_i w_i d_i, \quad
-              \mathrm{s.e.}^2 = \frac{U}{U - 1} \sum_u \Bigl(\sum_{i \in u} w_i (d_i - \bar d)
-              \Bigr)^2
+    """The gain and its standard error, :func:`mean_and_error`.
 
     Parameters
     ----------
@@ -335,13 +332,9 @@ def paired_gain(plain: Array, residual: Array, weights: Array, units: Array) -> 
         A number for each row that tells which rows are alike, shape (n,).
     """
     share = weights / weights.sum()
-    difference = plain - residual
-    gain = float(share @ difference)
-    _, unit = np.unique(units, return_inverse=True)
-    sums = np.bincount(unit, share * (difference - gain))
-    count = len(sums)
-    std = float(np.sqrt(count / (count - 1) * (sums @ sums))) if count > 1 else np.inf
-    return Gain(float(share @ plain), float(share @ residual), gain, std, len(plain))
+    gain, std = mean_and_error(plain - residual, weights, units)
+    means = float(share @ plain), float(share @ residual)
+    return Gain(*means, float(gain), float(std), len(plain))
 
 
 def screened_laws(

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from cme_dask.learning.candidates import TrialMemory, recalled
 from cme_dask.numerics.learning_curve import scale_of_all
-from cme_dask.numerics.scoring import law_error, law_errors
+from cme_dask.numerics.scoring import law_error, law_errors, mean_and_error
 from cme_dask.numerics.trees import Tree, TreeMean
 
 Array = Any
@@ -489,8 +489,8 @@ def better_trees(
     that are not far behind are fitted to 8,192, or to all rows where these are at most twice as
     many. The first parts of the folds, of 200 rows or more, are fitted before the others, and kinds
     that are clearly behind there are left out. Of the others the best one is taken that is better
-    than the ridge regression by 1 %, or by two standard errors of the difference, by this error or
-    by the squared one, and not as much worse by the other.
+    than the ridge regression by 1 %, or by two standard errors of the difference over units of
+    rows, by this error or by the squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -551,10 +551,11 @@ def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> tuple[
     errors = [law_errors(predicted[seen], y, share) for _, predicted in held]
     best = min(errors, key=lambda one: float(share @ one))
     before = law_errors(other[seen], y, share)
+    clearness = partial(_clearness, weights=share, units=rows.units[seen])
     return tuple(
         parts.kind
         for parts, error in zip(racing, errors, strict=True)
-        if _clearness(before - error, share) > -_CLEAR and _clearness(error - best, share) < _NEARLY
+        if clearness(before - error) > -_CLEAR and clearness(error - best) < _NEARLY
     )
 
 
@@ -570,15 +571,14 @@ def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
     if share @ laws > _GAIN * (share @ before):
         return True
     squares = (((y - other) / unit) ** 2 - ((y - one) / unit) ** 2).mean(axis=1)
-    clear = [_clearness(gain, share) for gain in (laws, squares)]
+    clear = [_clearness(gain, rows.weights, rows.units) for gain in (laws, squares)]
     return max(clear) > _CLEAR and min(clear) > -_CLEAR
 
 
-def _clearness(gain: Array, share: Array) -> float:
+def _clearness(gain: Array, weights: Array, units: Array) -> float:
     """A mean gain in its standard errors."""
-    mean = share @ gain
-    spread = np.sqrt((share**2) @ (gain - mean) ** 2)
-    return float(mean / max(spread, np.finfo(float).tiny))
+    mean, error = mean_and_error(gain, weights, units)
+    return float(mean / max(error, np.finfo(float).tiny))
 
 
 def _deviations(rows: TrainingRows) -> Array:

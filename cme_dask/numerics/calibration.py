@@ -8,6 +8,7 @@ import numpy as np
 from numpy.polynomial import legendre
 
 from cme_dask.kernels.base import is_a
+from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
 Group = tuple[Array, Array, Array]
@@ -313,16 +314,13 @@ def _learned(
         rest = np.delete(np.arange(len(folds)), i)
         apart = np.linalg.solve(curvatures[rest].sum(axis=0), gradients[rest].sum(axis=0))
         values.append(_log_gain(fold, levels, theta + apart))
-    share = np.concatenate([fold.weights for fold in folds]) / total
-    gained = np.concatenate(values)
-    gain = float(share @ gained)
-    units = np.unique(np.concatenate([fold.units for fold in folds]), return_inverse=True)[1]
-    sums = np.bincount(units, share * (gained - gain))
-    count = len(sums)
-    std = float(np.sqrt(count / (count - 1) * (sums @ sums))) if count > 1 else np.inf
+    weights, units = (
+        np.concatenate([getattr(fold, name) for fold in folds]) for name in ("weights", "units")
+    )
+    gain, std = mean_and_error(np.concatenate(values), weights, units)
     exponents = np.zeros((levels.terms(theta), means.shape[1]))
     exponents[:, levels.columns] = theta.reshape(len(exponents), -1)
-    return LearnedCalibration(Calibration(exponents), gain, std, n)
+    return LearnedCalibration(Calibration(exponents), float(gain), float(std), n)
 
 
 def _derivatives(

@@ -11,6 +11,7 @@ from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums
 from cme_dask.numerics.problem import Replicates, replicates
+from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
 FoldLoss = Callable[[Moments, Moments, Array], Array]
@@ -189,10 +190,7 @@ def held_out_curve(
             f"{name} is chosen on held-out folds, and fewer than two have rows: give one {name} "
             "and n_folds=1, or more rows"
         )
-    stacked = np.stack(losses)
-    means = np.asarray(shares @ stacked)
-    spread = shares**2 @ (stacked - means) ** 2 * len(shares) / (len(shares) - 1)
-    return means, np.sqrt(spread)
+    return mean_and_error(np.stack(losses), shares)
 
 
 def embedding_loss(held: Moments, embedded: Array) -> float:

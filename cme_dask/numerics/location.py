@@ -16,6 +16,7 @@ from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.learning_curve import error_of_all, fold_pairs
 from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.scoring import mean_and_error
 from cme_dask.numerics.values import ValueMap
 
 Array = Any
@@ -457,12 +458,9 @@ def _simplest(errors: Array, share: Array) -> Array:
     share
         Of the folds, shape (F,).
     """
-    count = len(share)
     best = np.tensordot(share, errors, 1).argmin(axis=0)
     least = np.take_along_axis(errors, best[None, None, :], axis=1)
-    away = errors - least
-    mean = np.tensordot(share, away, 1)
-    std = np.sqrt(count / (count - 1) * np.tensordot(share**2, (away - mean) ** 2, 1))
+    mean, std = mean_and_error(errors - least, share)
     good = mean <= std
     return np.asarray(good.shape[0] - 1 - good[::-1].argmax(axis=0))
 

@@ -35,6 +35,45 @@ def sorted_crps(weights: Array, atoms: Array, y: Array) -> Array:
     return np.asarray(np.einsum("bs,bs->b", weights, distance) - spread)
 
 
+def mean_and_error(
+    values: Array, weights: Array, units: Array | None = None
+) -> tuple[Array, Array]:
+    r"""A weighted mean over rows, and its standard error over units of them.
+
+    .. math:: \bar v = \sum_i w_i v_i, \quad
+              \mathrm{s.e.}^2 = \frac{U}{U - 1} \sum_u \Bigl(\sum_{i \in u} w_i (v_i - \bar v)
+              \Bigr)^2
+
+    with weights of sum 1 and U units.
+
+    Parameters
+    ----------
+    values
+        Of the rows, shape (n, ...).
+    weights
+        Of the rows, shape (n,).
+    units
+        A number for each row that tells which rows are alike, shape (n,); default: none are.
+
+    Returns
+    -------
+    mean, error
+        Shape (...); the error is infinite where there is one unit.
+    """
+    share = weights / weights.sum()
+    mean = np.tensordot(share, values, 1)
+    away = (share * (values - mean).T).T
+    if units is not None:
+        names, unit = np.unique(units, return_inverse=True)
+        sums = np.zeros((len(names), *away.shape[1:]))
+        np.add.at(sums, unit, away)
+        away = sums
+    count = len(away)
+    if count < 2:
+        return mean, np.full_like(mean, np.inf)
+    return mean, np.sqrt(count / (count - 1) * (away**2).sum(axis=0))
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over held-out rows, and its standard error by the jackknife over blocks of them.
