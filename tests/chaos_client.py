@@ -16,9 +16,7 @@ from distributed import Client
 
 from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data import model_file
-from cme_dask.estimators import locating
-from cme_dask.learning import regression, trees
-from cme_dask.learning.search import KernelSearch
+from cme_dask.passes.checkpoint import SavedTrials
 from cme_dask.passes.progress import FitProgress
 
 SAVE, PASS, BETWEEN = "save", "pass over the rows", "between passes"
@@ -80,13 +78,7 @@ def watch(folder):
         here.enter(progress.event().name)
 
     after(FitProgress, "__call__", stepped)
-    for owner, name in (
-        (KernelSearch, "_losses"),
-        (regression._Descent, "_error"),
-        (trees, "cross_fitted"),
-        (locating, "fitted_to_all"),
-    ):
-        after(owner, name, lambda *_: here.trial())
+    after(SavedTrials, "put", lambda *_: here.trial())
     for owner, name in ((CheckpointOptions, "save"), (model_file, "write_model")):
         before = getattr(owner, name)
 

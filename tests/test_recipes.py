@@ -343,7 +343,7 @@ def test_certificates_encrypt_a_cluster_that_refuses_others(tmp_path):
         n_workers=1,
         threads_per_worker=1,
         processes=False,
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",
         protocol="tls",
         host="127.0.0.1",
         security=security("ours"),
