@@ -50,8 +50,15 @@ def whole(store):
     return MulticlassEmbedding(**OPTIONS).fit(store)
 
 
-@pytest.mark.parametrize("stage", ["learning", "strip-moments"])
-@pytest.mark.parametrize("place", ["threads", "cluster"])
+@pytest.mark.parametrize(
+    ("place", "stage"),
+    [
+        ("cluster", "learning"),
+        ("threads", "strip-moments"),
+        pytest.param("threads", "learning", marks=pytest.mark.slow),
+        pytest.param("cluster", "strip-moments", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_fit_ends_with_the_same_bits(store, whole, place, stage, tmp_path, cluster):
     folder = tmp_path / "run"
     where = "threads" if place == "threads" else cluster.scheduler.address

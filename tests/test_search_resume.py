@@ -76,7 +76,9 @@ def whole(rows):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("at", [0.05, "_error", "cross_fitted", "last"])
+@pytest.mark.parametrize(
+    "at", [pytest.param(0.05, marks=pytest.mark.slow), "_error", "cross_fitted", "last"]
+)
 def test_no_trial_is_made_twice(name, at, rows, whole, monkeypatch, tmp_path):
     wanted, every = whole[name]
     if at in ("_error", "cross_fitted") and at not in every:
