@@ -68,7 +68,7 @@ def quick_processes(request):
     """Worker processes begin without imports, which take seconds, but where a module tests them."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "SPAWNS", False):
-            patch.setattr("cme_dask.passes.driver.ProcessPoolExecutor", ForkedPool)
+            patch.setattr("cme_dask.passes.processes.ProcessPoolExecutor", ForkedPool)
         yield
 
 

@@ -13,7 +13,7 @@ import array_api_strict as strict
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import write_store
+from conftest import ForkedPool, write_store
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
@@ -27,6 +27,7 @@ from cme_dask.numerics.moments import FeatureBlock, MomentReduction
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.reduction import plan_ranges, reduce_strips, strip_length, sub_block
 from cme_dask.numerics.support import make_support
+from cme_dask.passes.processes import WorkerProcesses
 from cme_dask.reductions import Cost, Extent, Reduction, RunOptions, Strip, run
 
 # A client that another test has opened would be the default.
@@ -248,6 +249,12 @@ def test_a_task_runs_whole_on_a_device_and_comes_to_the_host_once(single, weight
     assert n == 9000
     assert counted.transfers == 2 + 2 * 10  # each array of the sums once
     assert_same(reductions, finalized(reductions, ours), finalized(reductions, theirs), single)
+
+
+def test_processes_of_tests_are_forked():
+    """From a server with the package: to import it takes each process seconds."""
+    with WorkerProcesses().started(1) as pool:
+        assert isinstance(pool, ForkedPool)
 
 
 def test_a_whole_run_computes_on_the_device_of_its_options(tmp_path, monkeypatch):

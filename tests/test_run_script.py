@@ -233,7 +233,7 @@ def test_later_steps_run_after_a_failed_one(small_root, capfd):
                 "ruff check . run",
                 "ruff format --check . run",
                 "mypy",
-                "pytest -n 3 --dist worksteal",
+                "pytest -n 4 --dist worksteal",
             ],
         ),
         (["test", "-k", "x"], ["pytest -k x"]),
