@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_refused(done, change, message):
     assert message in err
 
 
-def test_tune_writes_model_trace_and_picture(done, tmp_path):
+def test_tune_writes_model_trace_and_picture(done, tmp_path, brief_search):
     folder, _, _ = done
     arguments = [
         "tune", folder / "out" / "sample.zarr", "--out", tmp_path / "tuned", "--rows", 500,
