@@ -41,8 +41,12 @@ def rows(n=20_000, d=2):
 
 @pytest.fixture(scope="module")
 def fit_plan():
+    """The plan of a fit, with strips that take what they take on no particular machine."""
     kernel = kernels.Gaussian(0.3)
-    return JointDistribution(kernel_x=kernel, kernel_y=kernel, max_rank=20).plan(*rows(), workers=1)
+    plan = JointDistribution(kernel_x=kernel, kernel_y=kernel, max_rank=20).plan(*rows(), workers=1)
+    times = {"empty": 4e-4, "computing": 2.5e-6, "reading": 6e-10, "merge": 2.5e-4}
+    rates = replace(plan.moment_pass.rates, seconds=0.035, **times)
+    return replace(plan, moment_pass=replace(plan.moment_pass, rates=rates))
 
 
 def planned(fit_plan, workers, **options):
@@ -125,10 +129,10 @@ def test_time_falls_with_workers_until_the_scheduler_is_busy(fit_plan):
 
 
 def test_where_the_scheduler_is_the_limit_it_is_always_busy(fit_plan):
-    """The closed form beside the simulation, on both sides of the limit."""
-    limit = planned(fit_plan, 100, rows=10**9).limit_workers
+    """The closed form beside the simulation of many tasks, on both sides of the limit."""
+    limit = planned(fit_plan, 100, rows=3 * 10**9).limit_workers
     below, above = (
-        planned(fit_plan, workers, rows=10**9).simulation.scheduler_busy
+        planned(fit_plan, workers, rows=3 * 10**9).simulation.scheduler_busy
         for workers in (limit // 2, 2 * limit)
     )
     assert below < 0.8
