@@ -204,7 +204,26 @@ def test_what_reading_raises_comes_through():
     with pytest.raises(StoreError, match="damaged"):
         next(reading)
     assert list(ahead(iter(()))) == []
-    early = ahead(iter(range(10)))
-    next(early)
-    early.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("read-ahead")]
+
+
+def test_reading_that_was_abandoned_is_not_waited_for():
+    """It may wait for the thread in which the garbage collector closes it."""
+    begun, go, waited = threading.Event(), threading.Event(), []
+
+    def items():
+        yield 0
+        begun.set()
+        waited.append(go.wait(20))
+        yield 1
+
+    before = set(threading.enumerate())
+    reading = ahead(items())
+    assert next(reading) == 0
+    (thread,) = set(threading.enumerate()) - before
+    assert begun.wait(20)
+    reading.close()
+    assert not waited
+    go.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert waited == [True]

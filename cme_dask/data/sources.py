@@ -625,11 +625,15 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
     """The items, each fetched by a second thread while the one before it is in use.
 
     So a task that computes does not wait for the store as well, at the price of one more item in
-    memory.
+    memory. What is on its way when no more items are asked for is not waited for: the garbage
+    collector may close what a failed task has left in Zarr's own thread, by which it is read.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
+    reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+    try:
         end = object()
         coming = reader.submit(next, items, end)
         while (item := coming.result()) is not end:
             coming = reader.submit(next, items, end)
             yield item  # type: ignore[misc]
+    finally:
+        reader.shutdown(wait=False, cancel_futures=True)
