@@ -219,7 +219,8 @@ def test_reading_that_was_abandoned_is_not_waited_for():
     before = set(threading.enumerate())
     reading = ahead(items())
     assert next(reading) == 0
-    (thread,) = set(threading.enumerate()) - before
+    new = set(threading.enumerate()) - before
+    (thread,) = (each for each in new if each.name.startswith("read-ahead"))
     assert begun.wait(20)
     reading.close()
     assert not waited

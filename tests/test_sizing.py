@@ -41,7 +41,7 @@ def rows(n=20_000, d=2):
 
 @pytest.fixture(scope="module")
 def fit_plan():
-    """The plan of a fit, with strips that take what they take on no particular machine."""
+    """The plan of a fit, with fixed times of its strips: no answer depends on this machine."""
     kernel = kernels.Gaussian(0.3)
     plan = JointDistribution(kernel_x=kernel, kernel_y=kernel, max_rank=20).plan(*rows(), workers=1)
     times = {"empty": 4e-4, "computing": 2.5e-6, "reading": 6e-10, "merge": 2.5e-4}

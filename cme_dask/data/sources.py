@@ -625,8 +625,8 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
     """The items, each fetched by a second thread while the one before it is in use.
 
     So a task that computes does not wait for the store as well, at the price of one more item in
-    memory. What is on its way when no more items are asked for is not waited for: the garbage
-    collector may close what a failed task has left in Zarr's own thread, by which it is read.
+    memory. Closing does not wait for an item that is still being fetched: after a failed task
+    the garbage collector may close this generator in Zarr's own thread, which does the fetching.
     """
     reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
     try:
