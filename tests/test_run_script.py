@@ -294,7 +294,7 @@ def test_real_environment(tmp_path, project):
     (tmp_path / "bin").mkdir()  # without uv
     said = set_up_and_import(project, sys.executable, str(tmp_path / "bin"))
     # pip may add warnings about the index.
-    assert said.startswith("run: setting up .venv with pip (a few minutes) ...\n")
+    assert said.startswith("run: setting up .venv with pip (up to a few minutes) ...\n")
     # Now that it is made, a second start installs nothing.
     start = time.perf_counter()
     command = [sys.executable, project / "run", "exec", "--", "python", "-c", ""]
@@ -310,6 +310,40 @@ def test_a_python_without_venv_is_one_sentence(run, monkeypatch, capsys, tmp_pat
     monkeypatch.setattr(run, "ensure_environment", run.build)
     assert run.main(["lint"]) == 3
     assert "install the package python3-venv" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused", "expected"),
+    [
+        ("global.extra-index-url='https://a'\n:env:.cert='c'\n", (), ["pip uv", "uv ."]),
+        ("", ("uv .",), ["pip uv", "uv .", "pip ."]),  # such as one that no proxy lets through
+        ("", ("pip uv",), ["pip uv", "pip ."]),
+        ("user.index-url='https://private'\n", (), ["pip ."]),
+        (":env:.no-index='1'\n", (), ["pip ."]),
+    ],
+)
+def test_packages_come_by_uv_unless_pip_knows_better(
+    run, monkeypatch, tmp_path, settings, refused, expected
+):
+    """With pip comes uv, which installs the rest, but where uv would not know the index."""
+    made = []
+
+    def call(command, **_):
+        words = [str(word) for word in command]
+        if words[1:] == ["-m", "venv", "--clear", str(run.VENV)]:
+            return 0
+        assert "install" in words
+        tool = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
+        made.append(f"{tool} {'.' if '.[dev]' in words else words[-1]}")
+        return int(made[-1] in refused)
+
+    listed = types.SimpleNamespace(stdout=settings.encode())
+    monkeypatch.setattr(run, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(run.shutil, "which", lambda _: None)
+    monkeypatch.setattr(run.subprocess, "call", call)
+    monkeypatch.setattr(run.subprocess, "run", lambda command, **_: listed)
+    run.build()
+    assert made == expected
 
 
 @pytest.mark.slow
