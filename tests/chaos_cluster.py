@@ -92,7 +92,7 @@ class Cluster:
         slot, worker = ready[0]
         self._slots.remove(slot)
         with contextlib.suppress(FileNotFoundError, OSError, TimeoutError):
-            address = self._mark(worker.pid).with_suffix(".address").read_text(encoding="utf-8")
+            address = self._address(worker)
             if self._nursery is not None:
                 slot.release()
             client.retire_workers([address], close_workers=True)
@@ -100,12 +100,19 @@ class Cluster:
         end(slot)
 
     def settle(self, client):
-        """As many workers as there are as a rule."""
+        """As many workers as there are as a rule, all of which the scheduler knows."""
         while len(self._slots) < self.size:
             self.join()
         self.wait_for_workers()
         while len(self._slots) > self.size:
             self.leave(client)
+
+        def all_known():
+            known = client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.workers])
+            ready = [self._address(worker) for worker in self.workers().values()]
+            return len(ready) == self.size and {*ready} <= {*known}
+
+        self._wait_until(all_known)  # they are ready somewhat before they are registered
 
     def workers(self):
         """Process of each worker that is ready, by what starts it again."""
@@ -179,13 +186,19 @@ class Cluster:
         self._counted += count
         return count
 
-    def wait_for_workers(self, seconds=180.0):
+    def wait_for_workers(self):
         """Return when all workers are ready."""
+        self._wait_until(lambda: len(self.workers()) >= len(self._slots))
+
+    def _wait_until(self, done, seconds=180.0):
         until = time.monotonic() + seconds
-        while len(self.workers()) < len(self._slots):
+        while not done():
             assert time.monotonic() < until, "the cluster's workers do not come up"
             assert self._scheduler.poll() is None, "the scheduler died"
             time.sleep(0.02)
+
+    def _address(self, worker):
+        return self._mark(worker.pid).with_suffix(".address").read_text(encoding="utf-8")
 
     def _mark(self, pid):
         return self.folder / f"{pid}.task"
