@@ -325,7 +325,7 @@ def test_a_python_without_venv_is_one_sentence(run, monkeypatch, capsys, tmp_pat
 def test_packages_come_by_uv_unless_pip_knows_better(
     run, monkeypatch, tmp_path, settings, refused, expected
 ):
-    """With pip comes uv, which installs the rest, but where uv would not know the index."""
+    """Pip fetches uv for that; it installs them itself where it has an index, or where uv fails."""
     made = []
 
     def call(command, **_):
