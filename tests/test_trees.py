@@ -85,6 +85,36 @@ def test_arrays_predict_what_scikit_learn_does(regressor, q, n):
     np.testing.assert_allclose(mean(asked), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("q", [1, 2])
+@pytest.mark.parametrize("kind", [RandomForestRegressor, ExtraTreesRegressor])
+def test_the_spread_of_a_forest_is_that_of_its_trees(kind, q):
+    x, y = rows(q=q)
+    y += 1e6
+    forest = kind(7, min_samples_leaf=3, random_state=0).fit(x, y[:, 0] if q == 1 else y)
+    mean = tree_mean(forest, (3, q), covariate=True)
+    asked = np.random.default_rng(2).normal(size=(500, 3))
+    each = np.stack([tree.predict(asked).reshape(-1, q) for tree in forest.estimators_])
+    mu, covariates = mean.predicted(asked)
+    assert mean.covariates == ("prediction", "spread")
+    np.testing.assert_array_equal(mu, mean(asked))
+    np.testing.assert_array_equal(covariates[:, :q], mu)
+    np.testing.assert_allclose(covariates[:, q:], each.std(axis=0), atol=1e-6)
+
+
+def test_laws_are_given_no_spread_of_other_trees():
+    x, y = rows()
+    for regressor in (BOOSTING, DecisionTreeRegressor(random_state=0)):
+        mean = tree_mean(clone(regressor).fit(x, y[:, 0]), (3, 1), covariate=True)
+        mu, covariates = mean.predicted(x)
+        np.testing.assert_array_equal(covariates, mu)
+        mean = tree_mean(clone(regressor).fit(x, y[:, 0]), (3, 1), covariate=False)
+        assert mean.predicted(x)[1].shape == (300, 0)
+    forest = RandomForestRegressor(5, random_state=0).fit(x, y[:, 0])
+    mean = tree_mean(forest, (3, 1), covariate=False)
+    assert mean.covariates == ()
+    assert mean.predicted(x)[1].shape == (300, 0)
+
+
 def test_other_regressors_are_no_trees():
     x, y = rows()
     of_counts = HistGradientBoostingRegressor(loss="poisson", max_iter=2)
@@ -281,6 +311,60 @@ def test_a_jump_takes_trees_in_one_pass_and_its_model_is_saved(tmp_path):
     )
     without = fitted(x, y, trees=())
     assert without.model_.about["residual"].get("location") is None
+
+
+def repeated(n=600, seed=0):
+    """Rows of which half are there twice, with the same y, among noise."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((n, 4)), rng.normal(size=(n, 1))
+    x[: n // 4], y[: n // 4] = x[n // 4 : n // 2], y[n // 4 : n // 2]
+    return x, y
+
+
+def test_laws_are_narrow_where_the_trees_of_a_forest_agree(tmp_path):
+    x, y = repeated()
+    given = {"location": ExtraTreesRegressor(50, random_state=0), "kernel_y": "median"}
+    fit = JointDistribution(tuning=Tuning(**BRIEF), random_state=0, **given).fit(x, y)
+    location = fit.model_.residual
+    assert location.model.x.columns.names[4:] == ("prediction of y0", "spread of y0")
+    widths = fit.conditional(x).quantile([0.25, 0.75]) @ [-1.0, 1.0]
+    _, inputs = location.placed(x)
+    spread = inputs[:, 5]
+    least, most = np.quantile(spread, [0.25, 0.75])
+    assert widths[spread <= least].mean() < 0.7 * widths[spread >= most].mean()
+    assert fit.model_.to_state().schema_version == 4  # which older versions refuse
+    fit.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    np.testing.assert_array_equal(again.conditional(x[:40]).std(), fit.conditional(x[:40]).std())
+
+
+def test_files_of_earlier_versions_know_no_spread():
+    x, y = jump(200)
+    location = ExtraTreesRegressor(3, max_depth=3, random_state=0)
+    state = JointDistribution(location=location, kernel_x="median", kernel_y="median", tol=1e-2)
+    state = state.fit(x, y).model_.to_state()
+    described = state.description["residual"]["location"]
+    # Kernels that are given are those of x alone.
+    assert (described["covariate"], described.pop("spread")) == (False, True)
+    location = JointModel.from_state(state).residual.location
+    assert location.spread is None
+    assert location.covariates == ()
+    described["covariate"] = described["spread"] = True  # columns that the model does not have
+    with pytest.raises(StoreError, match="columns are not those of the model"):
+        JointModel.from_state(state)
+
+
+@pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
+def test_given_pivots_of_x_are_those_of_residuals_of_trees():
+    x, y = jump()
+    tuning = Tuning(**BRIEF | {"trees": ("forest",)})
+    fit = JointDistribution(
+        pivots=(x[:40], y[:5]), tuning=tuning, residual=True, random_state=0
+    ).fit(x, y)
+    assert isinstance(fit.model_.residual.location, TreeMean)
+    assert fit.model_.residual.model.x.columns.names == ("x0",)
+    near = fit.conditional([[0.28], [0.32]]).median()
+    assert near[1] - near[0] > 1.5
 
 
 def test_a_smooth_mean_takes_no_trees():

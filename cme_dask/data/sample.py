@@ -400,11 +400,11 @@ class Sample:
         folds = rows.folds(self.folding, residuals.n_folds)
         made = replace(rows, parts=residuals(rows.parts, folds))
         x, y = self.columns
-        if residuals.added:
-            predicted = [f"prediction of {name}" for name in y.names]
-            while set(predicted) & set(x.names):
-                predicted = [f"{name}'" for name in predicted]
-            x = Columns((*x.names, *predicted), x.units, x.categories)
+        added = [f"{what} of {name}" for what in residuals.location.covariates for name in y.names]
+        while set(added) & set(x.names):
+            added = [f"{name}'" for name in added]
+        if added:
+            x = Columns((*x.names, *added), x.units, x.categories)
         return replace(self, columns=(x, Columns(y.names)), row_sample=made, residuals=residuals)
 
     def beside_residuals(self, residuals: "Residuals") -> "Sample":

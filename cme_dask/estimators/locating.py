@@ -170,7 +170,15 @@ def _trees(
     folds = rows.folds(sample.folding, context.n_folds)
     n_folds, units = context.n_folds, sample.folding.units(rows.index, rows.units)
     training = TrainingRows(
-        x, y, rows.importance, folds, n_folds, units, context.seed, executor.cores
+        x,
+        y,
+        rows.importance,
+        folds,
+        n_folds,
+        units,
+        context.seed,
+        executor.cores,
+        covariate=context.pivots[0].mode != "given",
     )
     memory = executor.trials((CrossFit, TreeMean))
     found = better_trees(training, kinds, error, other, memory)

@@ -37,6 +37,7 @@ _FAR = 1.15  # times the least error on few rows: too far behind to be tried on 
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
+_AVERAGES = "RandomForestRegressor", "ExtraTreesRegressor"  # of trees, which predict y each
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
 
 
@@ -73,7 +74,8 @@ def tree_mean(
     if found is None:
         return None
     constant, trees, single = found
-    return TreeMean.of(name, d, constant, trees, single=single, covariate=covariate)
+    spread = name in _AVERAGES
+    return TreeMean.of(name, d, constant, trees, single=single, covariate=covariate, spread=spread)
 
 
 def _trees(regressor: Any, q: int, steps: int | None) -> tuple[Array, list[Tree], bool] | None:
@@ -185,6 +187,8 @@ class TrainingRows:
         A number for each row that tells which rows are alike, shape (n,).
     seed, threads
         Of what is random, and how many fits run at the same time.
+    covariate
+        Whether laws of residuals are given mu(x) and the spread of its trees beside x.
     """
 
     x: Array
@@ -195,6 +199,12 @@ class TrainingRows:
     units: Array
     seed: int
     threads: int = 1
+    covariate: bool = True
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers d and q of the columns of x and of y."""
+        return self.x.shape[1], self.y.shape[1]
 
     def first(self, count: int) -> "TrainingRows":
         """The first rows."""
@@ -281,20 +291,18 @@ class _Boosting:
             losses = losses + np.array([w @ (stage - column) ** 2 for stage in stages])
         return np.asarray(losses)
 
-    def mean(self, widths: tuple[int, int], steps: int) -> TreeMean:
+    def mean(self, rows: TrainingRows, steps: int) -> TreeMean:
         """As arrays."""
-        each = []
+        each, (d, _) = [], rows.widths
         for first, one in zip(self._first, self._each, strict=True):
             found = _trees(one, 1, steps)
             assert found is not None
             constant, trees, single = found
             # Thresholds lie between the rows: float64 compares as well as float32.
             trees += [] if first is None else [_exact(first.tree_, 1.0, 1)]
-            name = type(one).__name__
-            each.append(
-                TreeMean.of(name, widths[0], constant, trees, single=single, covariate=True)
-            )
-        return _stacked(each, covariate=True)
+            name, covariate = type(one).__name__, rows.covariate
+            each.append(TreeMean.of(name, d, constant, trees, single=single, covariate=covariate))
+        return _stacked(each, rows.covariate)
 
 
 class _Shallow(_Boosting):
@@ -338,9 +346,9 @@ class _Forest:
         """One number: it has no steps."""
         return np.zeros(1)
 
-    def mean(self, widths: tuple[int, int], steps: int) -> TreeMean:
+    def mean(self, rows: TrainingRows, steps: int) -> TreeMean:
         """As arrays."""
-        return cast(TreeMean, tree_mean(self._forest, widths, covariate=True))
+        return cast(TreeMean, tree_mean(self._forest, rows.widths, covariate=rows.covariate))
 
 
 KINDS: dict[str, Any] = {"boosting": _Boosting, "shallow": _Shallow, "forest": _Forest}
@@ -399,8 +407,7 @@ class _Parts:
         return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
 
     def _means(self) -> list[TreeMean]:
-        widths = self._rows.x.shape[1], self._rows.y.shape[1]
-        return [fit.mean(widths, self._best) for fit in self._fits]
+        return [fit.mean(self._rows, self._best) for fit in self._fits]
 
     @property
     def _best(self) -> int:
@@ -472,7 +479,7 @@ def residual_scale(found: CrossFit, rows: TrainingRows) -> Array:
 def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:
     """The trees of a cross-fit, fitted to the selected rows with as many steps."""
     fit = _alone(lambda steps: KINDS[found.kind](rows, selected, steps=steps), found.steps)
-    mean: TreeMean = fit.mean((rows.x.shape[1], rows.y.shape[1]), found.steps)
+    mean: TreeMean = fit.mean(rows, found.steps)
     return mean
 
 

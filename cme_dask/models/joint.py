@@ -35,12 +35,15 @@ from cme_dask.numerics.conformal import ConformalScores
 from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, low_rank, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
+from cme_dask.numerics.trees import SPREAD
 from cme_dask.numerics.values import ValueMap
 
 Array = Any
 Function = Callable[[Array], Array]
 
-_MOVED = 3  # version of model files from which on moved laws have values of their own
+# Versions of model files from which on moved laws have values of their own, and are given how much
+# the trees of a forest differ.
+_MOVED, _SPREAD = 3, 4
 _SHOWN = 3  # columns, and values of a column, that a summary names
 _QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
@@ -457,7 +460,8 @@ class JointModel(PairModel):
         # No rows are added to a law of residuals, and its moments would be a third of the file.
         residual = replace(self.residual, model=self.residual.model.without_moments())
         state = super(JointModel, replace(self, residual=residual)).to_state()
-        return replace(state, schema_version=_MOVED)
+        spread = SPREAD in self.residual.location.covariates
+        return replace(state, schema_version=_SPREAD if spread else _MOVED)
 
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again when they are needed.

@@ -11,7 +11,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.models.base import check_about
 from cme_dask.numerics.given_location import ColumnMean, MixedMean, RegressorMean
-from cme_dask.numerics.location import MeanFunction, given_of
+from cme_dask.numerics.location import MeanFunction, beside
 from cme_dask.numerics.monotone import MonotoneMaps, smooth_map
 from cme_dask.numerics.trees import TreeMean
 from cme_dask.numerics.values import ValueMap
@@ -39,8 +39,8 @@ class LocationModel:
         trees, or the columns or the regressor that were given, or such a regressor and trees. A
         regressor that is no sum of trees lives in memory alone.
     model
-        Joint distribution of x and e = z(y) - mu(x); of (x, mu(x)) and e where a regressor's
-        predictions are covariates of the residuals.
+        Joint distribution of x and e = z(y) - mu(x); where the location has covariates, of x with
+        these and e: mu(x) of a regressor, and the spread of the trees of a forest.
     values
         T of each column; None in files of earlier versions: to the range of y, and whole numbers
         where all rows hold some.
@@ -59,7 +59,7 @@ class LocationModel:
     def _validate(self) -> None:
         """DataError unless the parts belong together."""
         (d, q), model, transform = self.location.widths, self.model, self.transform
-        d += q * self.location.covariate
+        d += q * len(self.location.covariates)
         if (len(model.x.columns.names), len(model.y.columns.names)) != (d, q):
             raise DataError("its columns are not those of the model")
         if model.residual is not None or model.y.columns.categories:
@@ -84,9 +84,10 @@ class LocationModel:
                 "location='prediction'"
             )
 
-    def given(self, x: Array, mu: Array) -> Array:
-        """What the law of e is given, from rows of x and their locations."""
-        return given_of(self.location, x, mu)
+    def placed(self, x: Array) -> tuple[Array, Array]:
+        """Mu at the rows of x, and what the law of e is given there."""
+        mu, covariates = self.location.predicted(x)
+        return mu, beside(x, covariates)
 
     def forward(self, y: Array) -> Array:
         """Coordinates z of the rows y, both of shape (n, d)."""

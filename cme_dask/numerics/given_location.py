@@ -8,9 +8,9 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
-from cme_dask.numerics.location import Residuals
+from cme_dask.numerics.location import Residuals, without_covariates
 from cme_dask.numerics.reduction import OfParts, Reduction
-from cme_dask.numerics.trees import TreeMean
+from cme_dask.numerics.trees import PREDICTION, TreeMean
 
 Array = Any
 
@@ -32,7 +32,7 @@ class ColumnMean:
     width: int
     columns: tuple[int, ...]
 
-    covariate: ClassVar[bool] = False
+    covariates: ClassVar[tuple[str, ...]] = ()
 
     def _validate(self) -> None:
         """DataError unless these are columns of x."""
@@ -47,6 +47,10 @@ class ColumnMean:
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
         return x[:, list(self.columns)]
+
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mu at the rows of x, and no covariates: the columns are in x."""
+        return without_covariates(self(x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +105,11 @@ class RegressorMean:
         """DataError, since files hold no regressors."""
         raise DataError("a location in a file is no regressor")
 
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """What laws of residuals are given beside x."""
+        return (PREDICTION,) if self.covariate else ()
+
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q); NaN at rows that are not finite.
 
@@ -115,10 +124,15 @@ class RegressorMean:
         usable = np.flatnonzero(np.isfinite(x).all(axis=1))
         for start in range(0, len(usable), _ROWS):
             here = usable[start : start + _ROWS]
-            result[here] = self._predicted(x[here])
+            result[here] = self._of_finite(x[here])
         return result
 
-    def _predicted(self, x: Array) -> Array:
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mu at the rows of x, and the covariates, shape (n, C q)."""
+        mu = self(x)
+        return (mu, mu) if self.covariate else without_covariates(mu)
+
+    def _of_finite(self, x: Array) -> Array:
         try:
             values = np.asarray(self.regressor.predict(x), dtype=np.float64)
         except Exception as error:
@@ -162,6 +176,8 @@ class MixedMean:
             raise DataError("its two locations are not of the same columns")
         if not 0.0 < self.share <= 1.0:
             raise DataError("the share of a location is not between 0 and 1")
+        if self.given.covariate and not self.trees.covariate:
+            raise DataError("one of its two locations says nothing of the law of residuals")
 
     @property
     def name(self) -> str:
@@ -169,9 +185,9 @@ class MixedMean:
         return f"{self.given.name} and {self.trees.name}"
 
     @property
-    def covariate(self) -> bool:
-        """Whether laws of residuals are given mu(x) beside x."""
-        return self.given.covariate
+    def covariates(self) -> tuple[str, ...]:
+        """What laws of residuals are given beside x: mu(x), and more of what the trees say."""
+        return self.trees.covariates if self.given.covariate else ()
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -180,7 +196,15 @@ class MixedMean:
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        return self.share * self.given(x) + (1.0 - self.share) * self.trees(x)
+        return self.predicted(x)[0]
+
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mu at the rows of x, and the covariates, shape (n, C q)."""
+        of_trees, covariates = self.trees.predicted(x)
+        mu = self.share * self.given(x) + (1.0 - self.share) * of_trees
+        if not self.given.covariate:
+            return without_covariates(mu)
+        return mu, np.hstack([mu, covariates[:, mu.shape[1] :]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,12 +239,16 @@ class RegressorResiduals(Residuals):
 
     def held_out(self, x: Array, folds: Array) -> Array:
         """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
-        result = np.empty((len(x), self.location.widths[1]))
+        return self.predicted(x, folds)[0]
+
+    def predicted(self, x: Array, folds: Array) -> tuple[Array, Array]:
+        """Mu, and the covariates of the same location, shape (n, C q)."""
+        mu, covariates = np.empty((len(x), self.location.widths[1])), np.empty((len(x), self.added))
         for start in range(0, len(x), _ROWS):
             order = start + np.argsort(folds[start : start + _ROWS], kind="stable")
             for fold, rows in _runs(folds, order):
-                result[rows] = self.each[fold](x[rows])
-        return result
+                mu[rows], covariates[rows] = self.each[fold].predicted(x[rows])
+        return mu, covariates
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
         return type(self).__name__, self.location.name, self.token

@@ -29,11 +29,11 @@ _ROWS = 1 << 12  # whose kernel sections are held at once
 
 
 class Location(Protocol):
-    """A location mu of y given x."""
+    """A location mu of y given x, and what it says of the law of residuals."""
 
     @property
-    def covariate(self) -> bool:
-        """Whether laws of residuals are given mu(x) beside x."""
+    def covariates(self) -> tuple[str, ...]:
+        """What laws of residuals are given beside x, for each column of y."""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -41,6 +41,9 @@ class Location(Protocol):
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x (n, d), shape (n, q)."""
+
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mu, shape (n, q), and the C covariates at the rows of x, shape (n, C q)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +73,7 @@ class MeanFunction:
     low: Annotated[Array, Shape("d")]
     high: Annotated[Array, Shape("d")]
 
-    covariate: ClassVar[bool] = False
+    covariates: ClassVar[tuple[str, ...]] = ()
 
     def _validate(self) -> None:
         """DataError unless the kernel fits the columns and the trend has a range."""
@@ -94,11 +97,15 @@ class MeanFunction:
             result[here] += self.kernel(x[here], self.points) @ self.coef
         return result
 
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        """Mu at the rows of x, and no covariates."""
+        return without_covariates(self(x))
+
 
 class Residuals(ABC):
     """What a pass makes of (x, y): (x, z - mu(x)), with the location that has not seen the fold.
 
-    Where the location is a covariate of the laws of residuals: ((x, mu(x)), z - mu(x)).
+    Where the location has covariates for the laws of residuals, they are columns of x as well.
 
     Attributes
     ----------
@@ -125,10 +132,14 @@ class Residuals(ABC):
     def held_out(self, x: Array, folds: Array) -> Array:
         """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
 
+    def predicted(self, x: Array, folds: Array) -> tuple[Array, Array]:
+        """Mu as in :meth:`held_out`, and the covariates of the same location, shape (n, C q)."""
+        return without_covariates(self.held_out(x, folds))
+
     @property
     def added(self) -> int:
         """Columns that a row gains."""
-        return int(self.location.widths[1]) if self.location.covariate else 0
+        return len(self.location.covariates) * int(self.location.widths[1])
 
     def scores(self, y: Array) -> Array:
         """Columns z of the rows y, both of shape (n, q)."""
@@ -159,15 +170,20 @@ class Residuals(ABC):
         return self.undo(z.reshape(-1, z.shape[2])).reshape(z.shape)
 
     def __call__(self, parts: tuple[Array, ...], folds: Array) -> tuple[Array, ...]:
-        """Rows (x, e), or ((x, mu(x)), e), of rows (x, y), in the folds (n,)."""
+        """Rows (x, e) of rows (x, y), in the folds (n,); x with the covariates."""
         x, y = parts
-        mu = self.held_out(x, folds)
-        return given_of(self.location, x, mu), self.scores(y) - mu
+        mu, covariates = self.predicted(x, folds)
+        return beside(x, covariates), self.scores(y) - mu
 
 
-def given_of(location: Location, x: Array, mu: Array) -> Array:
-    """What laws of residuals are given: rows of x (n, d), or of x and mu (n, q)."""
-    return np.hstack([x, mu]) if location.covariate else x
+def without_covariates(mu: Array) -> tuple[Array, Array]:
+    """Predictions (n, q), and no columns of covariates."""
+    return mu, mu[:, :0]
+
+
+def beside(x: Array, covariates: Array) -> Array:
+    """What laws of residuals are given: rows of x, with the covariates of a location, if any."""
+    return np.hstack([x, covariates]) if covariates.shape[1] else x
 
 
 @dataclass(frozen=True, eq=False)

@@ -281,11 +281,8 @@ class Located(Protocol):
     def scale(self) -> Array | None:
         """c, shape (d,), by which residuals are multiplied; None for 1."""
 
-    def location(self, x: Array) -> Array:
-        """mu(x), shape (b, d), in the coordinates z."""
-
-    def given(self, x: Array, mu: Array) -> Array:
-        """What the law of residuals is given, from rows of x and their locations."""
+    def placed(self, x: Array) -> tuple[Array, Array]:
+        """mu(x), shape (b, d), in the coordinates z, and what the law of residuals is given."""
 
     def forward(self, y: Array) -> Array:
         """z(y), shape (n, d)."""
@@ -587,8 +584,8 @@ class ShiftedLaw:
 
     def at(self, x: Array) -> Shifted:
         """The law at rows of x."""
-        mu = self._located.location(x)
-        return Shifted(self._weigh(self._located.given(x, mu)), mu)
+        mu, given = self._located.placed(x)
+        return Shifted(self._weigh(given), mu)
 
     def on_cells(self, at: Shifted, support: Support) -> Array:
         """Probabilities that the moved atoms lie in the cells of a support, shape (b, S)."""

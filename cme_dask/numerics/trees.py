@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from cme_dask.codec import Shape
+from cme_dask.codec import Later, Shape
 from cme_dask.errors import DataError
 
 Array = Any
+
+PREDICTION, SPREAD = "prediction", "spread"
+"""Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
 _ROWS = 1 << 14  # that go down a tree together
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
@@ -59,6 +62,9 @@ class TreeMean:
         Whether x is rounded to float32 before it is compared, as some libraries do.
     covariate
         Whether laws of residuals are given mu(x) beside x.
+    spread
+        Whether they are given the standard deviation of the trees as well: of a forest, whose
+        trees predict T v_t(x) each. None in files of earlier versions: no.
     """
 
     name: str
@@ -71,6 +77,7 @@ class TreeMean:
     values: Annotated[Array, Shape("N", "q")]
     single: bool
     covariate: bool
+    spread: Annotated[bool | None, Later()] = None
 
     @classmethod
     def of(
@@ -82,6 +89,7 @@ class TreeMean:
         *,
         single: bool,
         covariate: bool,
+        spread: bool = False,
     ) -> "TreeMean":
         """From trees one by one."""
         sizes = [len(tree.feature) for tree in trees]
@@ -101,6 +109,7 @@ class TreeMean:
             np.concatenate([tree.values for tree in trees]).astype(np.float64),
             single,
             covariate,
+            spread,
         )
 
     def _validate(self) -> None:
@@ -128,17 +137,45 @@ class TreeMean:
         """Numbers d and q of the columns of x and of y."""
         return self.width, len(self.constant)
 
+    @property
+    def covariates(self) -> tuple[str, ...]:
+        """What laws of residuals are given beside x."""
+        if not self.covariate:
+            return ()
+        return (PREDICTION, SPREAD) if self.spread else (PREDICTION,)
+
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        x, q = np.asarray(x), len(self.constant)
-        result = np.tile(self.constant, (len(x), 1))
+        return self._sums(x, self.values) + self.constant
+
+    def predicted(self, x: Array) -> tuple[Array, Array]:
+        r"""Mu at the rows of x, and the covariates, shape (n, C q).
+
+        The spread is the standard deviation of T v_t over the T trees,
+        :math:`\bigl(T \sum_t (v_t - a)^2 - (\sum_t v_t - T a)^2\bigr)^{1/2}` for any a.
+        """
+        if SPREAD not in self.covariates:
+            mu = self(x)
+            return mu, mu[:, : len(self.covariates) * mu.shape[1]]
+        # About their mean, so that little is lost where y is far from 0.
+        n_trees, centre = len(self.roots), self.values.mean(axis=0)
+        values = np.hstack([self.values, (self.values - centre) ** 2])
+        sums, squares = np.split(self._sums(x, values), 2, axis=1)
+        variances = n_trees * squares - (sums - n_trees * centre) ** 2
+        mu = sums + self.constant
+        return mu, np.hstack([mu, np.sqrt(np.maximum(variances, 0.0))])
+
+    def _sums(self, x: Array, values: Array) -> Array:
+        """Sums over the trees of values of the leaves (N, c) that the rows reach, shape (n, c)."""
+        x, width = np.asarray(x), values.shape[1]
+        result = np.zeros((len(x), width))
         for start in range(0, len(x), _ROWS):
             here = slice(start, start + _ROWS)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
             for root in self.roots.tolist():
                 for leaf, rows in self._leaves(root, columns):
-                    result[start + rows] += self.values[leaf].reshape(-1, q)
+                    result[start + rows] += values[leaf].reshape(-1, width)
         return result
 
     def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
