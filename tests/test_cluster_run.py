@@ -208,6 +208,22 @@ def test_an_adaptive_cluster_may_begin_without_workers():
         assert RunOptions(client).executor().workers == 1
 
 
+def test_a_cluster_that_is_known_by_its_address_may_get_its_workers_later():
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as local,
+        Client(local.scheduler_address, set_as_default=False) as client,
+    ):
+        with (
+            dask.config.set({"cme-dask.no-workers-timeout": 0.2}),
+            pytest.raises(ResourceError, match="has no workers: start some"),
+        ):
+            RunOptions(client).executor()
+        later = threading.Timer(0.5, local.scale, (1,))
+        later.start()
+        assert RunOptions(client).executor().workers == 1
+        later.join()
+
+
 def test_clients_that_can_not_wait_are_refused(cluster):
     async def executor():
         async with Client(cluster.scheduler.address, asynchronous=True) as client:

@@ -144,7 +144,7 @@ def test_trees_without_pairs_of_parts_tell_the_scale(kind, weighted):
         from cme_dask.learning.trees import KINDS
 
         fit = KINDS[kind](rows, selected, steps=found.steps)
-        return fit.mean((2, 1), found.steps)(x)
+        return fit.mean(rows, found.steps)(x)
 
     expected = by_hand(y, found.predicted, rows.folds % 5, rows.weights, refit)
     np.testing.assert_allclose(residual_scale(found, rows), expected, rtol=1e-10)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from cme_dask.data import model_file
 from cme_dask.data.atomic import (
     Kind,
@@ -223,7 +225,7 @@ class Compute:
         """
         from cme_dask.cli.run_report import reporting
         from cme_dask.kernels.evaluator import reuse_memory
-        from cme_dask.passes.cluster import connected
+        from cme_dask.passes.cluster import connected, described_workers
 
         if self.workers is not None and "://" in (self.scheduler or ""):
             raise DataError("workers is for local schedulers: a cluster has its own number")
@@ -232,4 +234,8 @@ class Compute:
             connected(self.scheduler) as scheduler,
             reporting(self.report, scheduler, overwrite=self.overwrite),
         ):
+            if not (
+                scheduler is None or isinstance(scheduler, str) or described_workers(scheduler)
+            ):
+                click.echo(f"waiting for a worker of {self.scheduler}", err=True)
             yield scheduler

@@ -249,7 +249,7 @@ def _given_fit(
     _report(context, DECISION)
     located, gain, values = _decided(context, result, second, of_residuals, residuals)
     metadata = {
-        "kept": gain.pays or not given.auto,
+        "kept": gain.pays or not (given.auto and context.residual == "auto"),
         "decided": "all rows" if given.auto else "given",
         "location": given.words,
         **_figures(gain),

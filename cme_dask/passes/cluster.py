@@ -368,10 +368,11 @@ def check_client(client: Client) -> None:
 
 
 def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
-    """What the scheduler knows of each worker; of a cluster that is to get some, once it has one.
+    """What the scheduler knows of each worker, once there is one.
 
     Clusters that adapt to their tasks may begin without a worker, and so do those whose workers are
-    jobs in a queue.
+    jobs in a queue, or have just been started. Not waited for are those of a cluster of this
+    process that starts none.
 
     Raises
     ------
@@ -379,13 +380,16 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
         If there are no workers, or the scheduler is lost.
     """
     described = described_workers(client)
-    cluster = client.cluster
-    if not described and (
-        getattr(cluster, "_adaptive", None) is not None or getattr(cluster, "worker_spec", None)
-    ):
+    cluster = client.cluster  # None where the client knows its address alone
+    starts = getattr(cluster, "worker_spec", True) or getattr(cluster, "_adaptive", None)
+    if not described and starts:
+        patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
+        at = client.scheduler.address
+        info = {"event": "waiting for workers", "seconds": patience}
+        log.warning("no worker at %s yet, up to %g s are waited", at, patience, extra=info)
         task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
         with contextlib.suppress(TimeoutError):
-            client.wait_for_workers(1, dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS))
+            client.wait_for_workers(1, patience)
         described = described_workers(client)
         task.release()
     if not described:
