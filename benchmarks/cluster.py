@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+from distributed import Client
 
 from benchmarks.fits import Describe, Fit, Rows, write_uniform
 from benchmarks.measure import Bench, Ratio, Size, Term, Together
@@ -26,7 +27,7 @@ from cme_dask import kernels
 from cme_dask.cli.run_report import peak_of
 from cme_dask.cli.tables import format_bytes
 from cme_dask.errors import ResourceError
-from cme_dask.passes.cluster import connected
+from cme_dask.passes.cluster import connected, described_workers
 from cme_dask.passes.observing import want_of_memory
 
 # Fits on a real cluster: scheduler and workers in processes of their own, over TCP
@@ -86,38 +87,41 @@ def running_cluster(
         If they don't start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ports = _free_ports(1 + workers)
-    # Workers are known by the ports at which they are reached, which may be those of a proxy.
+    common = ["--no-dashboard", "--dashboard-address", ":0"]
     with contextlib.ExitStack() as stack:
-        reached = ports
+        known = folder / "scheduler.json"
+        known.unlink(missing_ok=True)
+        scheduler = ["scheduler", "--host", _HOST, "--port", "0", "--scheduler-file", str(known)]
+        processes = [stack.enter_context(_dask([*scheduler, *common], folder / "scheduler.log"))]
+        _wait_until(lambda: _address_in(known) != "", processes)
+        address = _address_in(known)
+        listen = contacts = [f"tcp://{_HOST}:0"] * workers
         if delay:
+            # Workers are known by the ports at which they are reached: those of a proxy.
+            ports = [int(address.rpartition(":")[2]), *_free_ports(workers)]
             reached = stack.enter_context(_delayed(ports, delay))
-        address, *contacts = (f"tcp://{_HOST}:{port}" for port in reached)
-        common = ["--no-dashboard", "--dashboard-address", ":0"]
-        scheduler = ["scheduler", "--host", _HOST, "--port", str(ports[0]), *common]
-        stack.enter_context(_dask(scheduler, folder / "scheduler.log"))
-        _wait_for_port(ports[0])
-        nannies = []
-        for i, (port, contact) in enumerate(zip(ports[1:], contacts, strict=True)):
-            listen = f"tcp://{_HOST}:{port}"
+            address, *contacts = (f"tcp://{_HOST}:{port}" for port in reached)
+            listen = [f"tcp://{_HOST}:{port}" for port in ports[1:]]
+        for i, (port, contact) in enumerate(zip(listen, contacts, strict=True)):
             worker = ["worker", address, "--nthreads", "1", "--memory-limit", memory_limit]
-            worker += ["--listen-address", listen, "--contact-address", contact]
+            worker += ["--listen-address", port, *(["--contact-address", contact] * bool(delay))]
             worker += ["--local-directory", str(folder / f"worker-{i}"), *common]
-            nannies.append(stack.enter_context(_dask(worker, folder / f"worker-{i}.log")))
-        for port in ports[1:]:
-            _wait_for_port(port)
-        yield Cluster(address, tuple(nannies))
+            processes.append(stack.enter_context(_dask(worker, folder / f"worker-{i}.log")))
+        with connected(address) as client:
+            assert isinstance(client, Client)
+            _wait_until(lambda: len(described_workers(client)) == workers, processes)
+        yield Cluster(address, tuple(process.pid for process in processes[1:]))
 
 
 @contextlib.contextmanager
-def _dask(arguments: list[str], log: Path) -> Iterator[int]:
-    """One of Dask's commands, and its process number; it ends with the block."""
+def _dask(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of one of Dask's commands; it ends with the block."""
     with log.open("w") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "dask", *arguments], stdout=said, stderr=subprocess.STDOUT
         )
         try:
-            yield process.pid
+            yield process
         finally:
             process.terminate()
             try:
@@ -138,6 +142,13 @@ def _delayed(ports: list[int], seconds: float) -> Iterator[list[int]]:
         process.stdin.close()
 
 
+def _address_in(file: Path) -> str:
+    """The address in the file of a scheduler; empty until that is written."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(json.loads(file.read_text())["address"])
+    return ""
+
+
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -146,13 +157,15 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _wait_for_port(port: int) -> None:
+def _wait_until(ready: Callable[[], bool], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for Dask's processes; ResourceError if one of them ends, or they take too long."""
     end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 1.0):
-            return
+    while not ready():
+        if any(process.poll() is not None for process in processes):
+            raise ResourceError("a Dask process ended while it was started: see its log")
+        if time.monotonic() > end:
+            raise ResourceError(f"Dask did not start within {_START_SECONDS:g} s: see its log")
         time.sleep(0.05)
-    raise ResourceError(f"a Dask process did not start within {_START_SECONDS:g} s: see its log")
 
 
 def cluster_case(bench: Bench, size: Size) -> None:

@@ -101,7 +101,6 @@ def _computing(bench: Bench, rows: int, rank: int, rates: ClusterRates) -> None:
             # One cluster at a time: idle workers keep the cores busy, too.
             with running_cluster(bench.folder / f"{rank}-{repeat}-{workers}", workers) as cluster:
                 with connected(cluster.address) as client:
-                    client.wait_for_workers(workers, 120.0)
                     client.run(import_module, JointDistribution.__module__)
                     if plan is None:
                         tried = [
@@ -167,7 +166,6 @@ def _waiting(bench: Bench, rates: ClusterRates) -> None:
             running_cluster(bench.folder / f"{workers} waiting", workers) as cluster,
             connected(cluster.address) as client,
         ):
-            client.wait_for_workers(workers, 120.0)
             run_waiting(client, [0.0] * (2 * workers))
             walls = [run_waiting(client, seconds.tolist()).wall for _ in range(bench.repeats)]
         waiting = _cluster_of(rates, workers, worker_load=0.0)  # waiting tasks need no core

@@ -87,9 +87,20 @@ def test_a_cluster_runs_and_leaves_nothing(tmp_path):
 
 
 def test_what_does_not_start_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "_START_SECONDS", 1.0)
-    with pytest.raises(ResourceError, match="did not start"):
-        cluster._wait_for_port(cluster._free_ports(1)[0])
+    monkeypatch.setattr(cluster, "_START_SECONDS", 0.2)
+    with pytest.raises(ResourceError, match="did not start"), running_cluster(tmp_path / "c", 1):
+        pass
+
+
+def test_a_worker_whose_port_is_taken_is_an_error_at_once(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(cluster, "_free_ports", lambda count: [port] * count)
+        with (
+            pytest.raises(ResourceError, match="ended while it was started"),
+            running_cluster(tmp_path / "c", 1, delay=0.001),
+        ):
+            pass
 
 
 def test_the_last_of_several_counts(monkeypatch):

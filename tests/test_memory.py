@@ -40,7 +40,6 @@ def worker(tmp_path):
         running_cluster(folder, 1, memory_limit="1GB") as cluster,
         Client(cluster.address) as client,
     ):
-        client.wait_for_workers(1)
         (nanny,) = cluster.workers
         yield max(psutil.Process(nanny).children(), key=lambda p: p.memory_info().rss), client
 
