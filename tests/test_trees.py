@@ -28,6 +28,7 @@ from cme_dask.learning.trees import (
     tree_mean,
 )
 from cme_dask.models.joint import JointModel
+from cme_dask.numerics.given_location import MixedMean
 from cme_dask.numerics.scoring import law_error
 from cme_dask.numerics.trees import TreeMean
 
@@ -99,6 +100,36 @@ def test_the_spread_of_a_forest_is_that_of_its_trees(kind, q):
     np.testing.assert_array_equal(mu, mean(asked))
     np.testing.assert_array_equal(covariates[:, :q], mu)
     np.testing.assert_allclose(covariates[:, q:], each.std(axis=0), atol=1e-6)
+
+
+def test_the_spread_of_a_mixture_is_that_of_its_forests():
+    x, y = rows(q=2)
+    made = {}
+    for name, one in (
+        ("boosting", MultiOutputRegressor(BOOSTING)),
+        ("forest", RandomForestRegressor(5, random_state=0)),
+        ("other", ExtraTreesRegressor(5, min_samples_leaf=9, random_state=0)),
+    ):
+        made[name] = tree_mean(clone(one).fit(x, y), (3, 2), covariate=True)
+    first, second = (made[name].predicted(x)[1][:, 2:] for name in ("forest", "other"))
+    for given, joined, spread in (
+        ("boosting", "forest", first),
+        ("forest", "boosting", first),
+        ("forest", "other", 0.3 * first + 0.7 * second),
+        ("boosting", "boosting", np.zeros((300, 0))),
+    ):
+        mixed = MixedMean(made[given], made[joined], 0.3)
+        mixed._validate()
+        mu, covariates = mixed.predicted(x)
+        assert covariates.shape[1] == 2 * len(mixed.covariates)
+        np.testing.assert_array_equal(mu, mixed(x))
+        np.testing.assert_allclose(mu, 0.3 * made[given](x) + 0.7 * made[joined](x), rtol=1e-14)
+        np.testing.assert_array_equal(covariates, np.hstack([mu, spread]))
+    silent = replace(made["forest"], covariate=False)
+    mixed = MixedMean(silent, made["forest"], 0.3)
+    assert (mixed.covariates, mixed.predicted(x)[1].shape) == ((), (300, 0))
+    with pytest.raises(DataError, match="says nothing of the law of residuals"):
+        MixedMean(made["forest"], silent, 0.3)._validate()
 
 
 def test_laws_are_given_no_spread_of_other_trees():

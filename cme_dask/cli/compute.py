@@ -234,8 +234,7 @@ class Compute:
             connected(self.scheduler) as scheduler,
             reporting(self.report, scheduler, overwrite=self.overwrite),
         ):
-            if not (
-                scheduler is None or isinstance(scheduler, str) or described_workers(scheduler)
-            ):
+            client = None if scheduler is None or isinstance(scheduler, str) else scheduler
+            if client is not None and not described_workers(client):
                 click.echo(f"waiting for a worker of {self.scheduler}", err=True)
             yield scheduler

@@ -10,7 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.location import Residuals, without_covariates
 from cme_dask.numerics.reduction import OfParts, Reduction
-from cme_dask.numerics.trees import PREDICTION, TreeMean
+from cme_dask.numerics.trees import PREDICTION, SPREAD, TreeMean
 
 Array = Any
 
@@ -186,8 +186,11 @@ class MixedMean:
 
     @property
     def covariates(self) -> tuple[str, ...]:
-        """What laws of residuals are given beside x: mu(x), and more of what the trees say."""
-        return self.trees.covariates if self.given.covariate else ()
+        """What laws of residuals are given beside x: mu(x), and the spread of its forests."""
+        if not self.given.covariate:
+            return ()
+        forests = SPREAD in self.given.covariates + self.trees.covariates
+        return (PREDICTION, SPREAD) if forests else (PREDICTION,)
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -196,15 +199,21 @@ class MixedMean:
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        return self.predicted(x)[0]
+        return self._mixed(self.given(x), self.trees(x))
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
         """Mu at the rows of x, and the covariates, shape (n, C q)."""
-        of_trees, covariates = self.trees.predicted(x)
-        mu = self.share * self.given(x) + (1.0 - self.share) * of_trees
+        both, q = (self.given.predicted(x), self.trees.predicted(x)), self.widths[1]
+        mu = self._mixed(*(prediction for prediction, _ in both))
         if not self.given.covariate:
             return without_covariates(mu)
-        return mu, np.hstack([mu, covariates[:, mu.shape[1] :]])
+        spreads = [beside[:, q:] for _, beside in both if beside.shape[1] > q]
+        if len(spreads) == 2:
+            spreads = [self._mixed(*spreads)]
+        return mu, np.hstack([mu, *spreads])
+
+    def _mixed(self, one: Array, other: Array) -> Array:
+        return self.share * one + (1.0 - self.share) * other
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,7 +146,7 @@ class TreeMean:
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        return self._sums(x, self.values) + self.constant
+        return self._sums(x)[0] + self.constant
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
         r"""Mu at the rows of x, and the covariates, shape (n, C q).
@@ -159,24 +159,27 @@ class TreeMean:
             return mu, mu[:, : len(self.covariates) * mu.shape[1]]
         # About their mean, so that little is lost where y is far from 0.
         n_trees, centre = len(self.roots), self.values.mean(axis=0)
-        values = np.hstack([self.values, (self.values - centre) ** 2])
-        sums, squares = np.split(self._sums(x, values), 2, axis=1)
+        sums, squares = self._sums(x, centre)
         variances = n_trees * squares - (sums - n_trees * centre) ** 2
         mu = sums + self.constant
         return mu, np.hstack([mu, np.sqrt(np.maximum(variances, 0.0))])
 
-    def _sums(self, x: Array, values: Array) -> Array:
-        """Sums over the trees of values of the leaves (N, c) that the rows reach, shape (n, c)."""
-        x, width = np.asarray(x), values.shape[1]
-        result = np.zeros((len(x), width))
+    def _sums(self, x: Array, centre: Array | None = None) -> tuple[Array, Array]:
+        """Sums over the trees of v_t(x), and of (v_t(x) - centre)^2 if asked, shapes (n, q)."""
+        x, q = np.asarray(x), len(self.constant)
+        sums = np.zeros((len(x), q))
+        squares = np.zeros((len(x), 0 if centre is None else q))
         for start in range(0, len(x), _ROWS):
             here = slice(start, start + _ROWS)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
             for root in self.roots.tolist():
                 for leaf, rows in self._leaves(root, columns):
-                    result[start + rows] += values[leaf].reshape(-1, width)
-        return result
+                    values = self.values[leaf].reshape(-1, q)
+                    sums[start + rows] += values
+                    if centre is not None:
+                        squares[start + rows] += (values - centre) ** 2
+        return sums, squares
 
     def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
         """Leaves of a tree, one or one for each row, and the rows that reach them."""
