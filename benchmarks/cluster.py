@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-from distributed import Client
 
 from benchmarks.fits import Describe, Fit, Rows, write_uniform
 from benchmarks.measure import Bench, Ratio, Size, Term, Together
@@ -95,20 +94,23 @@ def running_cluster(
         processes = [stack.enter_context(_dask([*scheduler, *common], folder / "scheduler.log"))]
         _wait_until(lambda: _address_in(known) != "", processes)
         address = _address_in(known)
-        listen = contacts = [f"tcp://{_HOST}:0"] * workers
+        places = [["--host", _HOST]] * workers
         if delay:
             # Workers are known by the ports at which they are reached: those of a proxy.
             ports = [int(address.rpartition(":")[2]), *_free_ports(workers)]
             reached = stack.enter_context(_delayed(ports, delay))
             address, *contacts = (f"tcp://{_HOST}:{port}" for port in reached)
-            listen = [f"tcp://{_HOST}:{port}" for port in ports[1:]]
-        for i, (port, contact) in enumerate(zip(listen, contacts, strict=True)):
+            places = [
+                ["--listen-address", f"tcp://{_HOST}:{port}", "--contact-address", contact]
+                for port, contact in zip(ports[1:], contacts, strict=True)
+            ]
+        for i, place in enumerate(places):
             worker = ["worker", address, "--nthreads", "1", "--memory-limit", memory_limit]
-            worker += ["--listen-address", port, *(["--contact-address", contact] * bool(delay))]
-            worker += ["--local-directory", str(folder / f"worker-{i}"), *common]
+            worker += [*place, "--local-directory", str(folder / f"worker-{i}"), *common]
             processes.append(stack.enter_context(_dask(worker, folder / f"worker-{i}.log")))
         with connected(address) as client:
-            assert isinstance(client, Client)
+            assert client is not None
+            assert not isinstance(client, str)
             _wait_until(lambda: len(described_workers(client)) == workers, processes)
         yield Cluster(address, tuple(process.pid for process in processes[1:]))
 
