@@ -863,7 +863,10 @@ MODELS = {
         "description of 'coef' in .* is damaged",
     ),
     "half-written": (STORES["half-written"][0], "no finished model of cme_dask .* write it again"),
-    "newer": (STORES["newer"][0], "install a newer cme_dask"),
+    "newer": (
+        described(lambda a: a.update(schema_version=5)),
+        "has schema version 5, this cme_dask reads up to 4: install a newer cme_dask",
+    ),
     "no type": (described(lambda a: a.pop("type")), "has a damaged description"),
     "other type": (
         described(lambda a: a.update(type="Q")),
