@@ -386,7 +386,9 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
         patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
         at = client.scheduler.address
         info = {"event": "waiting for workers", "seconds": patience}
-        log.warning("no worker at %s yet, up to %g s are waited", at, patience, extra=info)
+        log.warning(
+            "there is no worker at %s yet: waiting up to %g s for one", at, patience, extra=info
+        )
         task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, patience)
