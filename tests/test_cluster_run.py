@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.reduction import Cost, Extent, plan_ranges, tree_merges, tree_sum
-from cme_dask.passes.cluster import run_on_workers
+from cme_dask.passes.cluster import described_workers, run_on_workers
 from cme_dask.passes.driver import RunOptions
 
 
@@ -213,15 +213,52 @@ def test_a_cluster_that_is_known_by_its_address_may_get_its_workers_later():
         LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as local,
         Client(local.scheduler_address, set_as_default=False) as client,
     ):
-        with (
-            dask.config.set({"cme-dask.no-workers-timeout": 0.2}),
-            pytest.raises(ResourceError, match="has no workers: start some"),
-        ):
-            RunOptions(client).executor()
+        for patience in (0, 0.2, "200ms"):
+            with (
+                dask.config.set({"cme-dask.no-workers-timeout": patience}),
+                pytest.raises(ResourceError, match="has no workers: start some"),
+            ):
+                RunOptions(client).executor()
         later = threading.Timer(0.5, local.scale, (1,))
         later.start()
         assert RunOptions(client).executor().workers == 1
         later.join()
+
+
+def test_who_waits_long_for_a_worker_is_told(monkeypatch):
+    monkeypatch.setattr("cme_dask.passes.cluster._UNTOLD_SECONDS", 0.1)
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as local,
+        Client(local.scheduler_address, set_as_default=False) as client,
+        dask.config.set({"cme-dask.no-workers-timeout": 0.3}),
+        pytest.warns(RuntimeWarning, match=r"no worker at tcp.* for 0.1 s: .* 0.2 s more"),
+        pytest.raises(ResourceError, match="has no workers"),
+    ):
+        RunOptions(client).executor()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_scheduler_may_be_lost_while_workers_are_waited_for(caplog):
+    local = LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+    with Client(local.scheduler_address, set_as_default=False, timeout="2s") as client:
+        ending = threading.Timer(0.5, local.close)
+        ending.start()
+        with pytest.raises(ResourceError, match=r"the scheduler at .* was lost"):
+            RunOptions(client).executor()
+        ending.join()
+    assert "waiting up to 300 s" in caplog.text
+
+
+def test_looks_of_the_client_itself_hide_no_workers():
+    """It asks for no workers every two seconds, and its answer may be the one that is seen."""
+
+    class Client:
+        seen = iter([{}, {"tcp://a": {}}])
+
+        def scheduler_info(self, n_workers):
+            return {"workers": next(self.seen), "n_workers": 1}
+
+    assert described_workers(Client()) == {"tcp://a": {}}
 
 
 def test_clients_that_can_not_wait_are_refused(cluster):

@@ -21,7 +21,15 @@ from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.estimators import comparison, peers
 from cme_dask.estimators.comparison import SCORES, Splits, listed_split, summarized
-from cme_dask.estimators.peers import METHODS, Answers, Method, NormalLaw, QuantileLaw, Training
+from cme_dask.estimators.peers import (
+    METHODS,
+    Answers,
+    Method,
+    NormalLaw,
+    QuantileLaw,
+    Training,
+    binned_labels,
+)
 
 PEERS = {"quantile-forest": "quantile_forest", "ngboost": "ngboost", "lightgbm": "lightgbm"}
 
@@ -249,6 +257,16 @@ def test_errors_are_those_of_paired_differences():
     assert "rmse" not in result["b"]
 
 
+def test_columns_of_very_many_labels_are_numbers_for_boosting():
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(np.arange(600) % 300)
+    x = pd.DataFrame({"place": codes.astype(str), "kind": (codes % 3).astype(str)})
+    result = compare(x, codes / 300 + rng.normal(size=600), methods=["normal"], splits=1, threads=1)
+    assert result.methods["normal"]["crps"]["mean"] > 0.0
+    columns = open_sample(x, codes).columns[0]
+    assert binned_labels(columns) == [columns.names.index("kind")]
+
+
 # What is missing or interrupted
 
 
@@ -296,6 +314,8 @@ def test_an_interrupted_comparison_goes_on(table, tmp_path, monkeypatch):
         compare(*table, **options | {"hold_out": 0.2})
     with pytest.raises(DataError, match="an interrupted comparison of other rows"):
         compare(table[0], table[1] + 1.0, **options)
+    with pytest.raises(DataError, match="an interrupted comparison of other rows"):
+        compare(table[0], np.append(table[1][:-1], 0.0), **options)
     result = compare(*table, **options)
     assert len(fits) == 3 + 2  # two that had ended, the interrupted one again, and the last
     compare(*table, **options)

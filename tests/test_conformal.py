@@ -16,9 +16,17 @@ import pytest
 from click.testing import CliRunner
 from numpy.testing import assert_allclose, assert_array_equal
 
-from cme_dask import JointClassifier, JointDistribution, kernels, load, merge, open_sample
+from cme_dask import (
+    JointClassifier,
+    JointDistribution,
+    Tuning,
+    kernels,
+    load,
+    merge,
+    open_sample,
+)
 from cme_dask.cli import cli
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import DataError, StoreError, UnseenCategoryWarning
 from cme_dask.models.conformal import FOLDS, SPLIT, conformalized
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.conformal import (
@@ -562,6 +570,20 @@ def test_labels_of_few_rows_tell_few_levels():
     lower, upper = calm.conditional(at).interval(0.1, conformal=True)
     assert_array_equal(np.isfinite([lower, upper]), [[False, True]] * 2)
     assert calm.conditional(at[:0]).interval(0.1, conformal=True)[0].shape == (0,)
+
+
+def test_labels_that_the_fit_has_not_seen_have_no_scores():
+    x, y = stations(300)
+    fit = JointDistribution(
+        tuning=Tuning(rows=300, max_rank=20, evaluations=0, finalists=1, averaged=1, trees=()),
+        residual=False,
+        conformal_by="station",
+    ).fit(x, y)
+    at = pd.DataFrame({"time": [0.0, 0.0], "station": ["calm", "elsewhere"]})
+    with pytest.warns(UnseenCategoryWarning):
+        law = fit.conditional(at)
+    ends = law.interval(0.8, conformal=True)
+    assert_array_equal(np.isfinite(ends), [[True, False]] * 2)
 
 
 def test_labels_of_no_weight_have_no_scores():

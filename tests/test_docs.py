@@ -19,11 +19,12 @@ from conftest import BRIEF
 
 from benchmarks import CASE_NAMES
 from benchmarks.__main__ import cli as beside
+from cme_dask import ClusterRates
 from cme_dask.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(console|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 BRIEF_TOML = ", ".join(f"{k}={v}" for k, v in (BRIEF | {"trees": []}).items()).join("{}")
 
@@ -32,6 +33,7 @@ CUT = {
         "--set", f"fit.tuning={BRIEF_TOML}",
         "--set", "fit.max_rank=100",
     ],
+    "job.toml": ["--set", f"fit.tuning={BRIEF_TOML}", "--set", "fit.max_rank=60"],
     "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
     "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
     "plan": ["--rates", "rates.json", "--max-rank", "30"],
@@ -135,13 +137,18 @@ def scripts():
 @pytest.mark.filterwarnings("default")  # as for a user
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_page(page, folder, brief_search, quick_studies, monkeypatch):
-    """As it stands, but for searches and studies, which are cut short, and the scheduler's port."""
+    """As it stands, but for searches and studies, which are cut short, rates, and the port."""
     monkeypatch.chdir(folder)
+    measured = ClusterRates.from_dict(RATES)
+    monkeypatch.setattr(ClusterRates, "measure", lambda *_, **__: measured)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     for kind, block in BLOCK.findall(page.read_text().replace(f":{PORT}", f":{port}")):
         block = block.replace(f"--port {PORT}", f"--port {port}")
+        if kind == "toml":  # of the page on jobs
+            (folder / "job.toml").write_text(block)
+            continue
         if kind == "python":
             (folder / "block.py").write_text(block)
             # JAX, on which optax stands, has threads, and other tests fork.

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import write_store
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.svm import SVR
 from test_reads import opened
 
 from benchmarks import drift as study
@@ -323,6 +325,18 @@ def test_a_changed_prior_is_the_dense_bayes_rule(constraint):
     if constraint == "coupling":
         same = operators.change_prior(fit, x).marginal()
         np.testing.assert_allclose(same.weights()[0], fit.model_.masses, atol=1e-8)
+
+
+def test_files_of_changed_priors_have_the_version_of_the_distribution():
+    x, y = waves(300, 12)
+    location = ExtraTreesRegressor(5, random_state=0)
+    tuning = Tuning(rows=300, max_rank=20, evaluations=0, finalists=1, averaged=1, trees=())
+    fit = JointDistribution(location=location, kernel_y="median", tuning=tuning).fit(x, y)
+    assert fit.model_.to_state().schema_version == 4
+    assert operators.change_prior(fit, x[:50]).to_state().schema_version == 4
+    fit = JointDistribution(location=SVR(), kernel_y="median", tuning=tuning).fit(x, y)
+    with pytest.raises(DataError, match="is a regressor"):
+        operators.change_prior(fit, x[:50]).to_state()
 
 
 def test_a_changed_prior_of_a_linear_gaussian_model(tmp_path):

@@ -179,6 +179,8 @@ def test_k_folds_hold_out_each_unit_once(by):
         held.append(selected[1])
     assert (np.sum(held, axis=0) == 1).all()
     assert min(map(np.sum, held)) > 3000 / 7 / 2
+    for part in (rest.part, held_out.part):
+        assert [each.part for each in sample.split_as(part)] == [rest.part, held_out.part]
     first, last = (Split(BY_ROWS, 1 / 7, 3, True, k / 7) for k in (0, 6))
     assert first.to_dict() == {"by": "rows", "share": 1 / 7, "seed": 3, "held_out": True}
     for part in (first, last):
@@ -189,5 +191,7 @@ def test_k_folds_hold_out_each_unit_once(by):
             sample.k_fold(n_folds)
     with pytest.raises(DataError, match="this is a part already"):
         rest.k_fold(3)
+    with pytest.raises(DataError, match="this is a part already"):
+        rest.split_as(held_out.part)
     with pytest.raises(DataError, match=r"start of a part must lie in \[0, 1\), got 1"):
         Split(BY_ROWS, 0.1, 0, True, 1)

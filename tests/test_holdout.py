@@ -557,6 +557,12 @@ def test_texts_are_groups_and_tables_have_them_as_columns():
     missing[[3, 9]] = None, np.nan
     found = open_sample(X[:500], Y[:500], group=missing).group.read(0, 500)[:, 0]
     assert set(np.flatnonzero(np.isnan(found))) == {3, 9}
+    texts = pd.Series(missing, dtype="string")
+    again = open_sample(X[:500], Y[:500], group=texts).group.read(0, 500)[:, 0]
+    np.testing.assert_array_equal(again, found)
+    plain = labels.astype(np.dtypes.StringDType())
+    sample = open_sample(X[:500], Y[:500], group=plain)
+    np.testing.assert_array_equal(sample.group.read(0, 500)[:, 0], codes)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_draws_follow_the_distribution_function(case):
     assert (np.abs(draws.mean(axis=1) - law.mean()) < 4.5 * law.std() / np.sqrt(100_000)).all()
     assert_allclose(np.cov(draws[1].T), law.cov()[1], atol=0.02)
     assert_array_equal(law.sample(5, random_state=3), draws[:, :5])
+    assert_array_equal(law.sample(5, random_state=3, first=np.int64(0)), draws[:, :5])
     assert not np.array_equal(law.sample(5, random_state=4), draws[:, :5])
     assert_array_equal(law.sample(random_state=3), draws[:, 0])
 
@@ -387,6 +388,8 @@ def test_answers_do_not_depend_on_the_number_of_points():
         (lambda law: law.quantile([0.5, np.nan]), "levels must be numbers from 0 to 1"),
         (lambda law: law.quantile("a"), "levels must be numbers"),
         (lambda law: law.interval(1.5), "levels must be"),
+        (lambda law: law.interval([0.5, 0.9]), "level is one number"),
+        (lambda law: law.probability("square"), "must be true or false at each row"),
         (lambda law: law.quantile(0.5, "z"), "unknown column 'z'"),
         (lambda law: law.cdf(0.0), r"thresholds must have shape \(2,\) or \(k, 2\), got \(\)"),
         (lambda law: law.cdf([np.nan], "y0"), "must not be NaN, 1 are"),
@@ -411,6 +414,13 @@ def test_answers_do_not_depend_on_the_number_of_points():
 def test_bad_questions(case, ask, message):
     with pytest.raises(DataError, match=message):
         ask(case[0])
+
+
+def test_densities_have_no_unit():
+    x, y, _ = draw(300)
+    plain, small = (fitted(x, unit * y, kernel_y="median") for unit in (1.0, 1e-13))
+    expected = plain.conditional(x[:3]).pdf(y[:20])
+    assert_allclose(1e-26 * small.conditional(x[:3]).pdf(1e-13 * y[:20]), expected, rtol=1e-3)
 
 
 def test_bad_points():

@@ -116,6 +116,8 @@ def reference(world, tmp_path_factory):
 
 
 def written(world, out, values, scheduler, workers, chunk_rows=None):
+    close = LawQuery(world[3], ("quantile",), levels=(0.1, 0.1 + 1e-9))
+    assert len(set(close.labels)) == len(close.labels)
     query = LawQuery(world[3], events=EVENTS)
     rows = given_rows(values, query.given)
     executor = RunOptions(scheduler, workers).executor()
@@ -199,6 +201,7 @@ def test_points_are_printed_or_written_beside_their_answers(world):
         (("--given", "x0=1,x1=nan"), "x1 must be a finite number"),
         (("--given", "x0=1,x1=2", "--event", "z > 1"), "unknown column 'z' in an event"),
         (("--given", "x0=1,x1=2", "--levels", "0.5,1"), "levels of quantiles lie between"),
+        (("--given", "x0=1,x1=2", "--levels", "0.5,0.5"), "levels of quantiles must differ"),
         (
             ("--given", "x0=1,x1=2", "--of", "quantile", "--event", "y0 > 1"),
             "an event is answered by its probability, the answers are quantile",

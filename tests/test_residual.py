@@ -14,7 +14,7 @@ from test_reads import opened
 from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
-from cme_dask.errors import DataError, StoreError
+from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
@@ -280,6 +280,17 @@ def test_kernels_that_are_given_are_what_is_fitted():
     fit = quick(residual="auto").fit(x, 3 * x + rng.normal(size=x.shape))
     assert fit.n_passes_ == 1
     assert fit.model_.residual is None
+
+
+def test_columns_of_zeros_count_nothing_in_the_decision():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(150, 1))
+    y = np.sin(2 * x) + 0.4 * rng.normal(size=(150, 1))
+    options = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2, "residual": True}
+    with pytest.warns(ConstantColumnWarning):
+        both = JointDistribution(**options).fit(x, np.hstack([y, 0.0 * y])).model_
+    assert np.isfinite(both.about["residual"]["crps"]).all()
+    assert both.about["residual"]["gain"] > 0.0
 
 
 def test_figures_of_the_decision_are_those_of_refits_by_hand():

@@ -607,6 +607,22 @@ def test_the_command_says_which_rows_it_scored(store, model):
     assert "Brier skill" in out
 
 
+def test_the_part_that_a_fit_left_out_of_k_folds_is_scored(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(900, 1))
+    y = x + 0.1 * rng.normal(size=(900, 1))
+    write_store(tmp_path / "s.zarr", x, y)
+    rest, held_out = open_sample(str(tmp_path / "s.zarr")).k_fold(3)[1]
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2).fit(rest)
+    fit.save(tmp_path / "m")
+    code, out, _ = run("score", tmp_path / "m", tmp_path / "s.zarr", "--crps", "--json")
+    assert code == 0
+    found, expected = json.loads(out), held_out.part.selects(np.arange(900), {})
+    assert (found["rows"], found["unseen"]) == (expected.sum(), True)
+    crps = fit.conditional(x[expected]).crps(y[expected]).mean()
+    assert found["crps"]["value"] == pytest.approx(crps)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

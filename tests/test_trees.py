@@ -102,6 +102,49 @@ def test_the_spread_of_a_forest_is_that_of_its_trees(kind, q):
     np.testing.assert_allclose(covariates[:, q:], each.std(axis=0), atol=1e-6)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+def test_trees_that_agree_have_no_spread(offset):
+    x, y = rows(200)
+    y = np.round(y, 2) + offset
+    forest = ExtraTreesRegressor(50, random_state=0).fit(x, y[:, 0])  # each row in a leaf
+    _, covariates = tree_mean(forest, (3, 1), covariate=True).predicted(x)
+    assert (covariates[:, 1] == 0.0).all()
+
+
+class Derived(RandomForestRegressor):
+    """A forest by another name."""
+
+
+def test_forests_of_other_names_have_a_spread():
+    x, y = rows()
+    assert tree_mean(Derived(3).fit(x, y[:, 0]), (3, 1), covariate=True).covariates[1:]
+
+
+@pytest.mark.parametrize("kind", ["boosting", "shallow", "forest"])
+@pytest.mark.parametrize(("offset", "unit"), [(1e8, 1.0), (0.0, 1e-9), (0.0, 1e9)])
+def test_units_of_y_change_no_trees(kind, offset, unit):
+    x, y = jump(400)
+    plain, moved = (cross_fitted(kind, training(x, z)) for z in (y, offset + unit * y))
+    errors = [
+        law_error((each.predicted - away) / scale, y, np.full(400, 1 / 400))
+        for each, away, scale in ((plain, 0.0, 1.0), (moved, offset, unit))
+    ]
+    assert errors[0] < 0.3
+    assert errors[1] == pytest.approx(errors[0], rel=0.05)
+
+
+def test_columns_that_do_not_vary_are_left_out_of_errors():
+    x, y = rows(400)
+    steps = [cross_fitted("boosting", training(x, z)).steps for z in (y, np.hstack([y, 0.0 * y]))]
+    assert steps[0] == steps[1] > 1
+
+
+def test_trees_are_not_tried_where_they_cannot_compare_x():
+    x, y = jump(200)
+    other = better_trees(training(1e39 * x, y), ["shallow"], 1.0, lambda rows: 0.0 * rows.y)
+    assert other is None
+
+
 def test_the_spread_of_a_mixture_is_that_of_its_forests():
     x, y = rows(q=2)
     made = {}
@@ -358,11 +401,17 @@ def test_laws_are_narrow_where_the_trees_of_a_forest_agree(tmp_path):
     fit = JointDistribution(tuning=Tuning(**BRIEF), random_state=0, **given).fit(x, y)
     location = fit.model_.residual
     assert location.model.x.columns.names[4:] == ("prediction of y0", "spread of y0")
-    widths = fit.conditional(x).quantile([0.25, 0.75]) @ [-1.0, 1.0]
-    _, inputs = location.placed(x)
-    spread = inputs[:, 5]
-    least, most = np.quantile(spread, [0.25, 0.75])
-    assert widths[spread <= least].mean() < 0.7 * widths[spread >= most].mean()
+    new = np.random.default_rng(1).random((150, 4))
+    spreads, widths = (
+        [f(rows) for rows in (x[:150], new)]  # of rows that are there twice, and of new ones
+        for f in (
+            lambda rows: location.placed(rows)[1][:, 5],
+            lambda rows: fit.conditional(rows).quantile([0.25, 0.75]) @ [-1.0, 1.0],
+        )
+    )
+    assert (spreads[0] == 0.0).all()
+    assert (spreads[1] > 0.1).all()
+    assert widths[0].mean() < 0.7 * widths[1].mean()
     assert fit.model_.to_state().schema_version == 4  # which older versions refuse
     fit.save(tmp_path / "m")
     again = load(tmp_path / "m")

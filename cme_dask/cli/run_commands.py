@@ -52,7 +52,7 @@ def run(
 ) -> Shown:
     """Run a JOB file (TOML): make a sample, fit it, score held-out rows, report.
 
-    The jobs air_quality and pendulum come with cme_dask and run by name.
+    The jobs air_quality, pendulum and multiclass come with cme_dask and run by name.
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.cli.runner import job_tables, run_job

@@ -19,6 +19,7 @@ from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
+from cme_dask.estimators.peers import binned_labels
 from cme_dask.models import load, only
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event
@@ -187,7 +188,7 @@ def _held_out(sample: Sample, law: Any, hold_out: float | None, fold_by: str | N
     seen = _fitted_on(law)
     if seen is None:
         return sample
-    rest, held_out = sample.split(seen.share, seen.folding, seen.seed)
+    rest, held_out = sample.split_as(seen)
     return rest if seen.held_out else held_out
 
 
@@ -520,5 +521,4 @@ def _boosting_rows(
 
 
 def _boosting_options(columns: Columns) -> dict[str, Any]:
-    coded = [columns.names.index(name) for name in columns.categories]
-    return {"categorical_features": coded or None, "random_state": 0}
+    return {"categorical_features": binned_labels(columns) or None, "random_state": 0}

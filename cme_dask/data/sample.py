@@ -236,6 +236,26 @@ class Sample:
             for k in range(n_folds)
         ]
 
+    def split_as(self, part: Split) -> "tuple[Sample, Sample]":
+        """The two parts of a split that is known, such as that of the rows of an earlier fit.
+
+        Parameters
+        ----------
+        part
+            One side of it: :attr:`part` of a sample.
+
+        Returns
+        -------
+        rest, held_out : Sample
+
+        Raises
+        ------
+        DataError
+            Without the groups or times that it is by, or if this is a part already.
+        """
+        self._of_whole(part.folding)
+        return self._sides(part.other if part.held_out else part)
+
     def drop_missing(self) -> "Sample":
         """The same rows without those that lack a value (NaN) in any column that is read.
 

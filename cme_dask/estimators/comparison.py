@@ -561,7 +561,11 @@ def _check_target(sample: Sample) -> None:
 
 
 def _digest(sample: Sample) -> str:
-    """Of the number of rows, the columns and the first rows."""
-    parts = [repr((sample.n_rows, *(columns.names for columns in sample.columns))).encode()]
-    parts += [source.read(0, min(sample.n_rows, _PROBED)).tobytes() for source in sample.sources]
+    """Of the number of rows, the columns, the first and last rows, and the row sample."""
+    n, reads = sample.n_rows, sample.reads
+    parts = [repr((n, *(columns.names for columns in sample.columns))).encode()]
+    for start, stop in ((0, min(n, _PROBED)), (max(n - _PROBED, 0), n)):
+        parts += [source.read(start, stop).tobytes() for source in reads]
+    if sample.row_sample is not None:
+        parts += [part.tobytes() for part in sample.row_sample.parts]
     return hashlib.sha256(b"|".join(parts)).hexdigest()

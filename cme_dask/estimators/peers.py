@@ -34,6 +34,7 @@ TREES, STEPS = 300, 500
 LEAVES = (1, 3, 10, 30, 100)
 """Least rows of a leaf of a quantile forest, of which one is chosen."""
 
+_MOST_LABELS = 255  # bins of scikit-learn's boosting
 _TRIAL_TREES = 60
 _FOLDS = 5  # that residuals of the conditional normal law are cross-fitted in
 _LEAST_VARIANCE = 1e-3  # that a squared residual counts as, over their mean
@@ -168,7 +169,7 @@ def _of_quantiles(models: Sequence[Any]) -> Answers:
 
 def _joint(training: Training, location: Any = None) -> Answers:
     place = "synchronous" if training.threads == 1 else "threads"
-    fit = JointDistribution(location=location)
+    fit = JointDistribution(location=location, random_state=training.seed)
     fit.fit(training.sample, scheduler=place, workers=training.threads)
     model = fit.model_
     return Answers(model.conditional, model.y.cells.size if model.y.cells else len(ATOMS))
@@ -246,9 +247,20 @@ def _lightgbm(training: Training) -> Answers:
     )
 
 
+def binned_labels(columns: Columns) -> list[int]:
+    """Positions of the columns of labels that scikit-learn's boosting takes as such: few enough."""
+    return [
+        columns.names.index(name)
+        for name, labels in columns.categories.items()
+        if len(labels) <= _MOST_LABELS
+    ]
+
+
 def _boosting(training: Training, **options: Any) -> HistGradientBoostingRegressor:
     return HistGradientBoostingRegressor(
-        categorical_features=training.coded or None, random_state=training.seed, **options
+        categorical_features=binned_labels(training.sample.columns[0]) or None,
+        random_state=training.seed,
+        **options,
     )
 
 

@@ -50,6 +50,7 @@ from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import FittedMeanFunction, Residuals
 from cme_dask.numerics.reduction import Cost, Reduction
+from cme_dask.numerics.scoring import column_deviations
 from cme_dask.numerics.values import ValueMap
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
@@ -438,7 +439,7 @@ def _gain(
     share = rows.importance
     # As the location maps it: of raw columns with heavy tails a few rows would decide.
     z = residuals.scores(y)
-    deviation = np.sqrt(share @ (z - share @ z) ** 2)
+    deviation = column_deviations(z, share)
     folds = rows.folds(folding, context.n_folds)
 
     def place(atoms: Array, held: Array) -> Array:

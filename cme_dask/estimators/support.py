@@ -104,7 +104,7 @@ def _check(known: ColumnValues, values: Array, name: str) -> None:
     if known.bounds == "listed":
         wrong |= ~np.isin(values, known.values)
     if wrong.any():
-        examples = ", ".join(f"{v:g}" for v in np.unique(values[wrong])[:3])
+        examples = ", ".join(repr(v) for v in np.unique(values[wrong])[:3].tolist())
         raise DataError(
             f"{remedy('support=', '--support')} leaves out values of {name!r} that rows hold, such "
             f"as {examples}: name all that it takes, or leave support to be recognised"

@@ -140,7 +140,7 @@ def search_kernels(
 
 def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
     """What the search needs; ResourceError if there is less."""
-    columns = sum(source.shape[1] for source in context.sample.reads)
+    columns = sum(len(each.names) for each in context.sample.columns)
     return context.executor.check_alone(
         "the search for kernels",
         max(search_bytes(rows, columns, max_rank, FOLDS), regression_bytes(rows)),

@@ -22,7 +22,7 @@ from cme_dask.learning.candidates import (
     TrialMemory,
     recalled,
 )
-from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.scoring import column_deviations, law_error
 
 Array = Any
 
@@ -267,8 +267,8 @@ def learn_mean(
 
 def _absolute_error(missed: Array, y: Array, weights: Array) -> float:
     """Mean absolute error in standard deviations, mean over the columns that vary."""
-    unit = _deviations(y, weights)
-    return float(((weights @ np.abs(missed))[unit > 0.0] / unit[unit > 0.0]).mean())
+    unit = column_deviations(y, weights)
+    return float(((weights @ np.abs(missed)) / unit)[np.isfinite(unit)].mean())
 
 
 class _Targets:
@@ -288,8 +288,9 @@ class _Targets:
     def __init__(self, y: Array, weights: Array, transform: Transform | None) -> None:
         self.y, self.transform = y, transform
         self._values = y if transform is None else transform(y)
-        spread = _deviations(self._values, weights)
-        self._varying, self._unit = spread > 0.0, spread[spread > 0.0]
+        spread = column_deviations(self._values, weights)
+        self._varying = np.isfinite(spread)
+        self._unit = spread[self._varying]
         self.scaled = (self._values - weights @ self._values)[:, self._varying] / self._unit
 
     def missed(self, order: Array, residuals: Array) -> Array:
@@ -300,12 +301,6 @@ class _Targets:
             predicted = self.transform.inverse()(predicted)
         missed: Array = self.y[order] - predicted
         return missed
-
-
-def _deviations(values: Array, weights: Array) -> Array:
-    """Weighted standard deviations of columns, shape (q,); 0 of those that are constant."""
-    each = np.sqrt(weights @ (values - weights @ values) ** 2)
-    return np.where(np.ptp(values, axis=0) > 0.0, each, 0.0)
 
 
 class _Stage(NamedTuple):

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from cme_dask.learning.candidates import TrialMemory, recalled
 from cme_dask.numerics.learning_curve import scale_of_all
-from cme_dask.numerics.scoring import law_error, law_errors, mean_and_error
+from cme_dask.numerics.scoring import column_deviations, law_error, law_errors, mean_and_error
 from cme_dask.numerics.trees import Tree, TreeMean
 
 Array = Any
@@ -37,7 +37,6 @@ _FAR = 1.15  # times the least error on few rows: too far behind to be tried on 
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
-_AVERAGES = "RandomForestRegressor", "ExtraTreesRegressor"  # of trees, which predict y each
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
 
 
@@ -61,6 +60,7 @@ def tree_mean(
     steps
         Of boosting on histograms, as many as count; default all.
     """
+    from sklearn import ensemble
     from sklearn.multioutput import MultiOutputRegressor
 
     name, (d, q) = type(regressor).__name__, widths
@@ -74,7 +74,8 @@ def tree_mean(
     if found is None:
         return None
     constant, trees, single = found
-    spread = name in _AVERAGES
+    # The trees of a forest predict y each.
+    spread = isinstance(regressor, (ensemble.RandomForestRegressor, ensemble.ExtraTreesRegressor))
     return TreeMean.of(name, d, constant, trees, single=single, covariate=covariate, spread=spread)
 
 
@@ -253,7 +254,7 @@ class _Boosting:
 
         x, y, weights = rows.only(selected)
         steps = steps or _STEPS
-        self._first = [self._tree(x, column, weights, rows.seed) for column in y.T]
+        self._first = [self._tree(x, column[:, None], weights, rows.seed) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
                 learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
@@ -267,14 +268,14 @@ class _Boosting:
             for column in self._left(x, y)
         ]
 
-    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
-        """A tree before the steps, or None."""
+    def _tree(self, x: Array, y: Array, weights: Array | None, seed: int) -> TreeMean | None:
+        """A tree before the steps, of one column of y, or None."""
         return None
 
     def _left(self, x: Array, y: Array) -> Iterator[Array]:
         """What the first trees leave of each column."""
         for tree, column in zip(self._first, y.T, strict=True):
-            yield column if tree is None else column - tree.predict(x)
+            yield column if tree is None else column - tree(x)[:, 0]
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:
         """With more steps, of the same rows."""
@@ -298,8 +299,10 @@ class _Boosting:
             found = _trees(one, 1, steps)
             assert found is not None
             constant, trees, single = found
-            # Thresholds lie between the rows: float64 compares as well as float32.
-            trees += [] if first is None else [_exact(first.tree_, 1.0, 1)]
+            if first is not None:
+                # Thresholds lie between the rows: float64 compares as well as float32.
+                constant = constant + first.constant
+                trees.append(Tree(first.feature, first.threshold, first.children, first.values))
             name, covariate = type(one).__name__, rows.covariate
             each.append(TreeMean.of(name, d, constant, trees, single=single, covariate=covariate))
         return _stacked(each, rows.covariate)
@@ -313,14 +316,14 @@ class _Shallow(_Boosting):
 
     words, leaves = "shallow boosted trees", 4
 
-    def _tree(self, x: Array, column: Array, weights: Array | None, seed: int) -> Any:
+    def _tree(self, x: Array, y: Array, weights: Array | None, seed: int) -> TreeMean | None:
         from sklearn.tree import DecisionTreeRegressor
 
         # Of equally good splits the seed takes one: without it, the next fit has another law.
         tree = DecisionTreeRegressor(
             max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=seed
         )
-        return tree.fit(x, column, weights)
+        return _in_units(tree, x, y, weights, covariate=False)
 
 
 class _Forest:
@@ -336,7 +339,7 @@ class _Forest:
         x, y, weights = rows.only(selected)
         leaf, trees = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
         forest = ExtraTreesRegressor(trees, min_samples_leaf=leaf, random_state=rows.seed)
-        self._forest = forest.fit(x, y[:, 0] if y.shape[1] == 1 else y, weights)
+        self._mean = _in_units(forest, x, y, weights, covariate=rows.covariate)
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:
         """The same: it has no steps."""
@@ -348,7 +351,20 @@ class _Forest:
 
     def mean(self, rows: TrainingRows, steps: int) -> TreeMean:
         """As arrays."""
-        return cast(TreeMean, tree_mean(self._forest, rows.widths, covariate=rows.covariate))
+        return self._mean
+
+
+def _in_units(
+    trees: Any, x: Array, y: Array, weights: Array | None, *, covariate: bool
+) -> TreeMean:
+    """Trees fitted to y in its own units: they take small differences of large numbers for none."""
+    centre, share = y.mean(axis=0), np.full(len(y), 1.0 / len(y))
+    unit = column_deviations(y, share)
+    scaled = (y - centre) / unit
+    trees.fit(x, scaled[:, 0] if y.shape[1] == 1 else scaled, weights)
+    mean = cast(TreeMean, tree_mean(trees, (x.shape[1], y.shape[1]), covariate=covariate))
+    unit = np.where(np.isfinite(unit), unit, 0.0)
+    return replace(mean, constant=centre + unit * mean.constant, values=unit * mean.values)
 
 
 KINDS: dict[str, Any] = {"boosting": _Boosting, "shallow": _Shallow, "forest": _Forest}
@@ -402,7 +418,7 @@ class _Parts:
 
     def _losses(self) -> Array:
         rows = self._rows
-        weights = rows.weights[:, None] / np.maximum(_deviations(rows), np.finfo(float).tiny) ** 2
+        weights = rows.weights[:, None] / column_deviations(rows.y, rows.weights) ** 2
         each = ((fit, self._held(k)) for k, fit in enumerate(self._fits))
         return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
 
@@ -516,6 +532,8 @@ def better_trees(
     few, many = rows.first(ROWS[0]), rows if len(rows.x) <= 2 * ROWS[1] else rows.first(ROWS[1])
     if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
         return None
+    if np.abs(rows.x).max(initial=0.0) > np.finfo(np.float32).max:  # as which trees compare it
+        return None
 
     def fitted(kind: str, some: TrainingRows, quick: bool = False) -> CrossFit:
         key = kind, len(some.x), quick
@@ -572,7 +590,7 @@ def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
     A few rows decide on the standard error of a small gain, which laws show all the same.
     """
     y, share = rows.y, rows.weights / rows.weights.sum()
-    unit = np.maximum(_deviations(rows), np.finfo(float).tiny)
+    unit = column_deviations(y, share)
     before = law_errors(other, y, share)
     laws = before - law_errors(one, y, share)
     if share @ laws > _GAIN * (share @ before):
@@ -586,10 +604,6 @@ def _clearness(gain: Array, weights: Array, units: Array) -> float:
     """A mean gain in its standard errors."""
     mean, error = mean_and_error(gain, weights, units)
     return float(mean / max(error, np.finfo(float).tiny))
-
-
-def _deviations(rows: TrainingRows) -> Array:
-    return np.sqrt(rows.weights @ (rows.y - rows.weights @ rows.y) ** 2)
 
 
 def _alone(work: Callable[[int], Any], k: int) -> Any:

@@ -168,10 +168,9 @@ def _scored(
     columns = law.given.columns
     codes = law.points[:, columns.names.index(scores.by)]
     for code in np.unique(codes):
-        yield (
-            np.flatnonzero(codes == code),
-            scores.of_label(columns.categories[scores.by][int(code)]),
-        )
+        # -1 is a label that the fit has not seen: no row has it.
+        label = columns.categories[scores.by][int(code)] if code >= 0.0 else None
+        yield np.flatnonzero(codes == code), scores.of_label(label)
 
 
 def conformalized(

@@ -20,6 +20,7 @@ from cme_dask.models.points import (
     check_thresholds,
     function_values,
     name_of,
+    no_event,
     query_points,
 )
 from cme_dask.numerics.cells import CellStatistics
@@ -33,6 +34,7 @@ Array = Any
 Function = Callable[[Array], Array]
 
 _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
+_TRUTH_ERROR = 1e-9  # of the mean of an event over a cell
 _HELD = 1 << 22  # numbers of laws that are held from one query to the next, 32 MB
 _AT_ONCE = 1 << 19  # numbers of laws that a query works on: they stay in cache
 _LEAST_ROWS, _MOST_ROWS = 512, 4096  # at once
@@ -334,6 +336,8 @@ class ConditionalLaw:
             As :meth:`quantile`; with ``conformal``, if the model has no conformity scores.
         """
         check_levels(level)
+        if np.ndim(level):
+            raise DataError(f"level is one number, got {level!r}: ask for one interval at a time")
         if not conformal:
             low, high = (1.0 - level) / 2.0, (1.0 + level) / 2.0
             return self.quantile(low, column), self.quantile(high, column)
@@ -482,7 +486,7 @@ class ConditionalLaw:
             u = uniform(_DRAWN, start + np.arange(count, dtype=np.uint64))
             return self._law.draw(at, u)
 
-        numbers = first + np.arange(self.n, dtype=np.uint64)
+        numbers = int(first) + np.arange(self.n, dtype=np.uint64)
         result = self._fill(block, numbers, held=4 * count * d)
         axes: list[Axis] = [("draw", range(int(count))), ("variable", self.columns.names)]
         if d == 1:
@@ -625,6 +629,10 @@ class ConditionalLaw:
             j = self._positions(f)[f]
             return self._fill(lambda at: self._law.mean(at)[:, j])
         query = self._law.declared(f) if isinstance(f, str) else None
+        if query is not None and truth:
+            values = self._cells.functions[:, self._cells.names.index(f)]
+            if values.min() < -_TRUTH_ERROR or values.max() > 1.0 + _TRUTH_ERROR:
+                raise no_event(f)
         if query is None:
             function = self._function(f)
             query = self._law.average(
@@ -718,5 +726,6 @@ def _spread(model: "JointModel", reverse: bool) -> Array:
     centre, total = cells.masses @ cells.means, cells.variances
     held_out = model.about.get("held_out", {}).get("y" if reverse else "x", {})
     errors = np.array([held_out.get(name, {}).get("error", np.inf) for name in names])
-    least = np.finfo(np.float64).eps * (centre**2 + 1.0)
+    least = np.finfo(np.float64).eps * (centre**2 + total)
+    least[least == 0.0] = np.finfo(np.float64).eps  # of a column of zeros
     return np.sqrt(np.maximum(np.minimum(errors, total), least))

@@ -473,8 +473,13 @@ def function_values(
             "that are NaN or infinite"
         )
     if truth and not ((values == 0.0) | (values == 1.0)).all():
-        raise DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
+        raise no_event(name)
     return values
+
+
+def no_event(name: str) -> DataError:
+    """The error of a function whose probability is asked for."""
+    return DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
 
 
 def name_of(f: Any) -> str:

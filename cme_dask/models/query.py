@@ -75,6 +75,9 @@ class Query(ABC):
         for level in self.levels:
             if not 0.0 < level < 1.0:
                 raise DataError(f"levels of quantiles lie between 0 and 1, got {level:g}")
+        if len(set(self.levels)) < len(self.levels):
+            named = ", ".join(f"{level:g}" for level in self.levels)
+            raise DataError(f"levels of quantiles must differ, got {named}")
         if self.interval is not None and not 0.0 < self.interval < 1.0:
             raise DataError(
                 f"the probability of an interval lies between 0 and 1, got {self.interval:g}"
@@ -146,13 +149,15 @@ class Query(ABC):
     def fields(self) -> tuple[AnswerArray, ...]:
         """The arrays that answer; those that would be empty are left out."""
         names, levels, chances = self.numeric, self.levels, self.chances
+        short = [f"{level:g}" for level in levels]
+        named = short if len(set(short)) == len(short) else [repr(level) for level in levels]
         known = {
             "mean": (("column",), (len(names),), [f"{n} mean" for n in names]),
             "std": (("column",), (len(names),), [f"{n} std" for n in names]),
             "quantile": (
                 ("level", "column"),
                 (len(levels), len(names)),
-                [f"{n} q{level:g}" for level in levels for n in names],
+                [f"{n} q{level}" for level in named for n in names],
             ),
             "interval": (
                 ("end", "column"),

@@ -8,6 +8,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
+from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
 from cme_dask.models.joint import JointModel, Variable
@@ -75,6 +76,18 @@ class ReweightedModel(Model, _JointLaw):
         off = np.abs(self.joint.sum(axis=1) - self.prior.masses).max()
         if (self.joint < 0.0).any() or off > _SUM_ERROR:
             raise DataError("the joint probabilities do not fit the prior")
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values, of the version of the joint distribution's own.
+
+        Raises
+        ------
+        DataError
+            If its location is a regressor.
+        """
+        version = self.model.to_state().schema_version
+        state = super().to_state()
+        return replace(state, schema_version=max(state.schema_version, version))
 
     @property
     def x(self) -> Variable:  # type: ignore[override]

@@ -241,10 +241,13 @@ class ConformalScores:
         }
         return replace(self, by=by, groups=groups)
 
-    def of_label(self, label: str) -> "ConformalScores":
-        """The scores of the rows of a label; of one that no row has, none, so that none is told."""
+    def of_label(self, label: str | None) -> "ConformalScores":
+        """The scores of the rows of a label; none, so that no level is told, if no row has it."""
+        found = None if label is None else self.groups.get(label)
+        if found is not None:
+            return found
         none = {name: np.empty(0) for name in self.scores}
-        return self.groups.get(label, ConformalScores(np.empty(0), none, self.scales))
+        return ConformalScores(np.empty(0), none, self.scales)
 
     def threshold(self, level: float, name: str) -> float:
         """The quantile s of a level of at most 1, rounded up to one that is stored, or infinity."""

@@ -35,6 +35,22 @@ def sorted_crps(weights: Array, atoms: Array, y: Array) -> Array:
     return np.asarray(np.einsum("bs,bs->b", weights, distance) - spread)
 
 
+def column_deviations(values: Array, weights: Array) -> Array:
+    """Weighted standard deviations of columns, shape (q,); infinite of those that are constant.
+
+    So errors over them count nothing in columns without an error to speak of.
+
+    Parameters
+    ----------
+    values
+        Shape (n, q).
+    weights
+        Of the rows, sum 1, shape (n,).
+    """
+    each = np.sqrt(weights @ (values - weights @ values) ** 2)
+    return np.where(np.ptp(values, axis=0) > 0.0, each, np.inf)
+
+
 def mean_and_error(
     values: Array, weights: Array, units: Array | None = None
 ) -> tuple[Array, Array]:

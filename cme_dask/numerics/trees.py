@@ -15,6 +15,7 @@ PREDICTION, SPREAD = "prediction", "spread"
 """Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
 _ROWS = 1 << 14  # that go down a tree together
+_ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
 
 
@@ -157,18 +158,20 @@ class TreeMean:
         if SPREAD not in self.covariates:
             mu = self(x)
             return mu, mu[:, : len(self.covariates) * mu.shape[1]]
-        # About their mean, so that little is lost where y is far from 0.
-        n_trees, centre = len(self.roots), self.values.mean(axis=0)
-        sums, squares = self._sums(x, centre)
-        variances = n_trees * squares - (sums - n_trees * centre) ** 2
+        # About the mean of all leaves, so that little is lost where y is far from 0.
+        n_trees = len(self.roots)
+        sums, away, squares = self._sums(x, self.values.mean(axis=0))
+        squares *= n_trees
+        variances = squares - away**2
+        variances[variances < _ROUNDING * n_trees * squares] = 0.0  # where trees agree
         mu = sums + self.constant
-        return mu, np.hstack([mu, np.sqrt(np.maximum(variances, 0.0))])
+        return mu, np.hstack([mu, np.sqrt(variances)])
 
-    def _sums(self, x: Array, centre: Array | None = None) -> tuple[Array, Array]:
-        """Sums over the trees of v_t(x), and of (v_t(x) - centre)^2 if asked, shapes (n, q)."""
+    def _sums(self, x: Array, centre: Array | None = None) -> tuple[Array, Array, Array]:
+        """Sums over the trees of v_t(x), and of v_t(x) - centre and its square if that is given."""
         x, q = np.asarray(x), len(self.constant)
         sums = np.zeros((len(x), q))
-        squares = np.zeros((len(x), 0 if centre is None else q))
+        away, squares = np.zeros((2, len(x), 0 if centre is None else q))
         for start in range(0, len(x), _ROWS):
             here = slice(start, start + _ROWS)
             columns = x[here].T
@@ -178,8 +181,10 @@ class TreeMean:
                     values = self.values[leaf].reshape(-1, q)
                     sums[start + rows] += values
                     if centre is not None:
-                        squares[start + rows] += (values - centre) ** 2
-        return sums, squares
+                        values = values - centre
+                        away[start + rows] += values
+                        squares[start + rows] += values**2
+        return sums, away, squares
 
     def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
         """Leaves of a tree, one or one for each row, and the rows that reach them."""

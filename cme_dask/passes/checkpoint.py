@@ -40,7 +40,7 @@ from cme_dask.passes.cluster import run_on_workers, user_modules
 
 log = logging.getLogger("cme_dask.run")
 
-KIND, SCHEMA_VERSION = "checkpoint", 5
+KIND, SCHEMA_VERSION = "checkpoint", 6
 
 _BLOCKS = 64
 _TRIALS, _TRIALS_PER_WRITING = "trials", 20.0

@@ -30,6 +30,7 @@ import dask
 import numpy as np
 import psutil
 from dask.delayed import Delayed
+from dask.utils import parse_timedelta
 from distributed import (
     CancelledError,
     Client,
@@ -54,6 +55,8 @@ from cme_dask.numerics.reduction import tree_merges
 
 _ANSWER_SECONDS = 10.0  # in which workers answer, unless they are stopped or import slowly
 _SILENT_SECONDS = 5.0  # without a heartbeat, beside the pauses between heartbeats
+_UNTOLD_SECONDS = 10.0  # of waiting for a first worker that need no explanation
+_LOOKS = 5  # at the workers, as long as some are left out
 
 T = TypeVar("T")
 
@@ -87,8 +90,7 @@ def run_on_workers(client: Client, function: Callable[..., T], *args: Any) -> di
     ResourceError
         If no worker answers, or the scheduler is lost.
     """
-    patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
-    for seconds in (_ANSWER_SECONDS, _ANSWER_SECONDS, patience):
+    for seconds in (_ANSWER_SECONDS, _ANSWER_SECONDS, _patience()):
         described = described_workers(client)
         workers = _heard(described)
         if len(workers) < len(described):
@@ -383,23 +385,46 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
     cluster = client.cluster  # None where the client knows its address alone
     starts = getattr(cluster, "worker_spec", True) or getattr(cluster, "_adaptive", None)
     if not described and starts:
-        patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
-        at = client.scheduler.address
-        info = {"event": "waiting for workers", "seconds": patience}
-        log.warning(
-            "there is no worker at %s yet: waiting up to %g s for one", at, patience, extra=info
-        )
-        task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
-        with contextlib.suppress(TimeoutError):
-            client.wait_for_workers(1, patience)
+        _wait_for_a_worker(client)
         described = described_workers(client)
-        task.release()
     if not described:
         raise ResourceError(
             f"the cluster at {client.scheduler.address} has no workers: start some, "
             "for example with `dask worker ADDRESS`"
         )
     return described
+
+
+def _wait_for_a_worker(client: Client) -> None:
+    """Wait until there is one, or patience ends; who waits for long is told."""
+    patience, at = _patience(), client.scheduler.address
+    info = {"event": "waiting for workers", "seconds": patience}
+    log.warning(
+        "there is no worker at %s yet: waiting up to %g s for one", at, patience, extra=info
+    )
+    untold = min(patience, _UNTOLD_SECONDS)
+    try:
+        task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
+        for seconds in (untold, patience - untold):
+            if seconds <= 0.0:  # which Dask takes for no limit
+                break
+            with contextlib.suppress(TimeoutError):
+                client.wait_for_workers(1, seconds)
+                break
+            if seconds < patience:
+                warn(
+                    f"there has been no worker at {at} for {seconds:g} s: waiting up to "
+                    f"{patience - seconds:g} s more for one",
+                    RuntimeWarning,
+                )
+        task.release()
+    except (OSError, RuntimeError, AttributeError) as error:
+        raise scheduler_lost(client, error) from error
+
+
+def _patience() -> float:
+    """Seconds that a run waits for a worker."""
+    return float(parse_timedelta(dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)))
 
 
 def check_workers(client: Client) -> int:
@@ -613,8 +638,7 @@ class ClusterRun:
 
     def _next(self) -> tuple[int, int]:
         """The next node that has ended, and its attempt; ResourceError if nobody works."""
-        patience = dask.config.get("cme-dask.no-workers-timeout", _NO_WORKERS)
-        idle_since = None
+        patience, idle_since = _patience(), None
         while True:
             try:
                 return self._news.get(timeout=_PAUSE)
@@ -687,13 +711,17 @@ def described_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
     ResourceError
         If the scheduler is lost: the client then knows of no workers, not even that there are none.
     """
-    try:
-        info = client.scheduler_info(n_workers=-1)
-    except (OSError, RuntimeError) as error:  # the latter of a client whose event loop has ended
-        raise scheduler_lost(client, error) from error
-    if "workers" not in info:
-        raise scheduler_lost(client, f"the client is {client.status}")
-    workers: Mapping[str, Mapping[str, Any]] = info["workers"]
+    workers: Mapping[str, Mapping[str, Any]] = {}
+    for _ in range(_LOOKS):
+        try:
+            info = client.scheduler_info(n_workers=-1)
+        except (OSError, RuntimeError) as error:  # the latter if the client's event loop has ended
+            raise scheduler_lost(client, error) from error
+        if "workers" not in info:
+            raise scheduler_lost(client, f"the client is {client.status}")
+        workers = info["workers"]
+        if len(workers) == info["n_workers"]:
+            break  # else the client's own periodic look came between, which asks for no workers
     return workers
 
 

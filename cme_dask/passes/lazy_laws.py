@@ -371,7 +371,7 @@ class LazyLaw:
         if rows.ndim != 2 or rows.shape[1] != width:
             raise DataError(
                 f"thresholds must have shape ({len(self)}{f', {width}' if width > 1 else ','}), "
-                f"got {t.shape}"
+                f"got {np.shape(t)}"
             )
         return rows.astype(np.float64)
 

@@ -26,6 +26,7 @@ from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ArraySource, RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import open_zarr
 from cme_dask.errors import DataError
+from cme_dask.numerics.labels import missing_labels
 
 # Dask DataFrames and Series as Dask arrays of known chunks, without gathering rows
 
@@ -203,10 +204,11 @@ def _seconds(times: Array) -> Array:
 
 def _codes(labels: Array) -> Array:
     """Codes in order of first occurrence; NaN where there is no label."""
-    missing = (labels != labels) | (labels == None)  # noqa: E711 - elementwise
+    labels = labels.ravel()
+    labels = labels.astype(object) if labels.dtype.kind == "T" else labels
     _, first, inverse = np.unique(labels.astype(str), return_index=True, return_inverse=True)
-    codes = np.argsort(np.argsort(first))[inverse.ravel()]
-    return np.where(missing.ravel(), np.nan, codes)
+    codes = np.argsort(np.argsort(first))[inverse]
+    return np.where(missing_labels(labels), np.nan, codes)
 
 
 # Labels of chunked arrays as codes, without gathering the rows
