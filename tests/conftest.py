@@ -14,6 +14,7 @@ import dask
 import numpy as np
 import pytest
 import zarr
+from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
 IDLE = {
@@ -30,6 +31,10 @@ IDLE = {
 
 QUICK_WORKERS = {"distributed.worker.multiprocessing-method": "forkserver"}
 """Worker processes of a cluster begin without imports, which take seconds."""
+
+# By default examples have 200 ms each, which they exceed where other work fills the machine.
+settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("anywhere")
 
 
 def pytest_configure(config):

@@ -103,7 +103,7 @@ def test_positive_semidefinite_and_bounded():
         assert kernel.upper_bound == 1.0 == K.max()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 30), st.integers(0, 10), st.data())
 def test_any_blocks_give_the_same_bits(n, m, data):
     X = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=2 * n, max_size=2 * n)), float)

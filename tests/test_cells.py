@@ -267,7 +267,7 @@ def test_a_function_that_fails_is_named():
 # However the rows are cut ------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     n=st.integers(1, 3000),
     d=st.integers(1, 3),

@@ -75,7 +75,7 @@ def optimal(problem, plus, minus, coef, t):
             assert -t * up - 1e-12 * scale <= slope <= t * down + 1e-12 * scale
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.tuples(st.integers(1, 12), st.integers(1, 12)),
@@ -237,7 +237,7 @@ def test_solvers_of_the_paper_form_agree_and_the_centred_form_is_another_certifi
             assert g.min() >= 0.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shape=st.tuples(st.integers(1, 6), st.integers(1, 6)),

@@ -526,7 +526,7 @@ def alike(a, b):
     return repr(a) == repr(b)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(value=VALUES)
 def test_partial_sums_come_back_as_they_went(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("partial") / "p"

@@ -103,7 +103,7 @@ def test_the_null_law_knows_that_residuals_are_not_independent():
     assert inflated.pvalue > plain.pvalue
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(chunks=st.lists(st.integers(1, 500), min_size=3, max_size=3), seed=st.integers(0, 3))
 def test_neither_chunks_nor_where_z_lies_matter(chunks, seed):
     da = pytest.importorskip("dask.array")

@@ -187,7 +187,7 @@ def test_strips_are_timed_on_the_workers_of_a_cluster(cluster):
     assert 0.0 < cost.seconds < 1000.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=st.lists(st.integers(1, 50), min_size=1, max_size=30), workers=st.integers(1, 8))
 def test_the_busiest_worker(rows, workers):
     edges = np.cumsum([0, *rows])

@@ -154,7 +154,7 @@ def test_objective_equals_clarabel(scale, reg):
 sizes = st.integers(1, 9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
     sizes,
@@ -266,7 +266,7 @@ def test_only_the_two_sided_ridge():
         case.solve()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 12), st.floats(0, 12))
 def test_rounding(seed, my, mx, spread):
     rng = np.random.default_rng(seed)

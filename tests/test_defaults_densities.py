@@ -184,7 +184,7 @@ def test_a_row_far_out_costs_no_more_than_a_power(line):
     assert_allclose(far - near, -5.0 * np.log(10.0), atol=0.5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_monotone_maps_increase_and_have_the_slope_that_they_tell(seed):
     rng = np.random.default_rng(seed)

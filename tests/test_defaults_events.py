@@ -90,7 +90,7 @@ def events():
     return st.recursive(comparisons(), more, max_leaves=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pair=events())
 def test_joined_events_are_numpys(pair):
     text, expression = pair

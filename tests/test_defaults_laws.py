@@ -182,7 +182,7 @@ def kinds(located, counts):
     return some | {"counts": counts[2]}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     which=st.sampled_from(["plain", "coupling", "raw", "scored", "counts"]),
     seed=st.integers(0, 2**32 - 1),
@@ -201,7 +201,7 @@ def test_distribution_functions_reach_the_levels_of_quantiles(kinds, which, seed
     assert (np.diff(law.quantile(np.sort(levels)), axis=1) >= 0).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_scores_ascend_as_numbers(seed):
     """Rounding at a knot takes no value past the next one."""

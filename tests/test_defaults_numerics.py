@@ -95,7 +95,7 @@ KERNELS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     case=st.integers(0, len(KERNELS) - 1),
     d=st.integers(1, 4),

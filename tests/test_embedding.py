@@ -35,7 +35,7 @@ def functions(Y):
     return np.column_stack([Y[:, 0], Y[:, 0] > 5])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     reg=st.sampled_from([1e-9, 1e-4, 1e-2, 1.0, 100.0]),
     duplicated=st.booleans(),

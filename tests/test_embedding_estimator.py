@@ -141,9 +141,7 @@ def test_one_pass_reads_every_chunk_once(tmp_path):
     assert set(store.chunks("x").values()) == set(store.chunks("y").values()) == {1}
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(chunks=st.integers(50, 9000), scheduler=st.sampled_from(["threads", "synchronous"]))
 def test_any_chunks_and_scheduler_give_the_same_bits(chunks, scheduler):
     x, y, w = table(9000)

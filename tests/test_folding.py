@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -65,7 +65,6 @@ def test_rows_are_in_the_folds_they_always_were():
     assert not BY_ROWS.folds(ROWS, {}, 1).any()
 
 
-@settings(deadline=None)
 @given(
     values=st.lists(st.floats(-1e12, 1e12) | st.integers(-(2**40), 2**40), min_size=1, max_size=40),
     block=st.sampled_from([1.0, 60.0, HOUR, 7 * DAY]),

@@ -29,7 +29,7 @@ from cme_dask.passes.sources import open_sample
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0
 THREADS = RunOptions("threads", 2).executor()
-EXAMPLES = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 def table():

@@ -43,7 +43,7 @@ def scanned_ends(data):
     return ends, state == "quoted"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(rows=ROWS, cut=st.integers(0, 200))
 def test_records_end_equals_a_scan(rows, cut):
     data = ("\n".join(rows) + "\n").encode()[:cut]
@@ -54,7 +54,7 @@ def test_records_end_equals_a_scan(rows, cut):
     assert last_open(data) == is_open
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=ROWS, size=st.integers(1, 120))
 def test_blocks_are_whole_records(rows, size):
     data = ("\n".join(rows) + "\n").encode()

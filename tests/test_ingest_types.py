@@ -99,7 +99,7 @@ def test_statistics_match_pandas(tmp_path, frame):
     assert group.attrs["cme_dask"]["schema_version"] == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shift=st.sampled_from([0.0, 1e3, 1e9]),
     cuts=st.lists(st.integers(1, 199), unique=True, max_size=6),
@@ -175,7 +175,7 @@ def test_time_from_its_parts(tmp_path, frame):
     np.testing.assert_array_equal(group["row_sample/time"][...], seconds.to_numpy()[index])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     moment=st.datetimes(
         min_value=pd.Timestamp("1700-01-01").to_pydatetime(),

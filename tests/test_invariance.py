@@ -79,7 +79,7 @@ cuts = st.lists(st.integers(1, N - 1), max_size=8, unique=True).map(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     chunks=cuts,
     chunks_y=cuts,
@@ -93,7 +93,7 @@ def test_any_dask_chunks_and_threads(reference, chunks, chunks_y, threads, weigh
     assert bits(model) == reference[weighted]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(chunk_rows=st.integers(37, N + 5), threads=st.integers(1, 4), weighted=st.booleans())
 def test_any_store_chunks(reference, tmp_path_factory, chunk_rows, threads, weighted):
     path = tmp_path_factory.mktemp("store") / "s.zarr"
@@ -136,7 +136,7 @@ def test_processes(reference, tmp_path):
     assert bits(fit(tmp_path / "s.zarr", scheduler="processes", workers=2)) == reference[False]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(
     chunk_rows=st.integers(501, N),
     weighted=st.booleans(),

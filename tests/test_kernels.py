@@ -284,7 +284,7 @@ kernels = st.recursive(
     ),
     max_leaves=6,
 )
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 
 @quick

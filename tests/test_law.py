@@ -468,7 +468,7 @@ def mixtures(draw_):
     return values, cells, shares, weights / weights.sum(axis=1, keepdims=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(mixtures(), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_sorted_atoms(mixture, levels):
     values, cells, shares, weights = mixture
@@ -493,7 +493,7 @@ def test_sorted_atoms(mixture, levels):
             assert w[values < value].sum() <= level + 1e-11 or value == values[w > 0].min()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
 def test_first_reaching(seed, size):
     rng = np.random.default_rng(seed)

@@ -226,7 +226,7 @@ cuts = st.lists(st.integers(1, N - 1), max_size=8, unique=True).map(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(chunks=cuts, basis=st.sampled_from(BASES))
 def test_any_chunks_give_the_features_to_rounding(table, both, chunks, basis):
     fit, expected = both[basis]

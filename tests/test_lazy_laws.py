@@ -69,7 +69,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, suppress_health_check=list(HealthCheck))
 @given(chunk=st.integers(60, 800))
 def test_lazy_answers_are_those_in_memory(fit, name, chunk):
     rows = X[:700]

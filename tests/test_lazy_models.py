@@ -130,7 +130,7 @@ def test_custom_kernels_come_from_the_caller(table, tmp_path):
     np.testing.assert_array_equal(again.transform(table), fit.transform(table))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_hostile_descriptions_give_clear_errors(saved, data):
     state = saved[0].model_.to_state()

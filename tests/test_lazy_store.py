@@ -167,7 +167,7 @@ def test_columns_are_taken_by_name(rows, tmp_path):
 # The same bits -------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     chunk_rows=st.integers(130, N + 5),
     source_rows=st.integers(130, N + 5),
@@ -226,7 +226,7 @@ def test_a_relative_path_is_meant_here(rows, fits, cluster, tmp_path, monkeypatc
         cluster.run(os.chdir, folder, workers=[worker])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     n=st.integers(1, 10**7),
     chunk_in=st.integers(0, 10**6),

@@ -50,7 +50,7 @@ def test_what_noise_explains_changes_nothing():
     assert min(both[0], other[0]) > 0.75
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 10.0), st.integers(1, 30), st.sampled_from([1, 2]))
 def test_scales_are_shares_and_have_no_units(seed, unit, n, power):
     rng = np.random.default_rng(seed)

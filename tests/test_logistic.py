@@ -121,7 +121,7 @@ def test_each_gradient_is_one_pass(tmp_path):
     assert np.abs(model.predict_proba(x[:99]) - plain.predict_proba(x[:99])).max() < 1e-9
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(chunks=st.integers(100, 9000), scheduler=st.sampled_from(["threads", "synchronous"]))
 def test_any_chunks_and_scheduler_give_the_same_bits(chunks, scheduler):
     x, y, _ = table(9000)

@@ -160,7 +160,7 @@ def test_the_merged_model_is_the_dense_one():
     assert_allclose(merged.about["trace_error"]["x"], means["tau_x"], rtol=1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     cuts=st.lists(st.integers(1, N // 2 - 1).map(lambda i: 2 * i), max_size=4, unique=True),
     order=st.randoms(),

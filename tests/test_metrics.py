@@ -44,7 +44,7 @@ def by_integral(w, points, y):
     return np.array(result)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     q=st.integers(1, 20),
     size=st.integers(1, 200),

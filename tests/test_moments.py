@@ -78,7 +78,7 @@ def test_sets_that_share_their_rows_are_what_each_is_alone(weighted):
         np.testing.assert_allclose(shared.gram.sum(axis=0)[:m, :m], plain, atol=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.sampled_from([71, 500, 4096, 4097, 5000, 49152, 49153, 90000]), weighted=st.booleans())
 def test_strip_equals_plain_sums_in_every_fold(n, weighted):
     X, Y, w, folds = rows(n)

@@ -124,7 +124,7 @@ def test_partition_equals_its_formula(kernel):
     assert basis(X[:0]).shape == (0, len(Z))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from([*LIBRARY, Delta()]),
     st.lists(st.floats(-1e8, 1e8), min_size=3, max_size=3),

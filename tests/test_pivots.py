@@ -142,7 +142,7 @@ def test_copies_of_rows_many_lengths_from_their_mean_are_no_pivots(length, rng):
     assert NewtonBasis.from_points(kernel, points).rank == 15
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(st.integers(0, 6), min_size=1, max_size=40),
     size=st.integers(1, 40),

@@ -85,7 +85,7 @@ def test_pivots_are_those_of_the_rule_on_the_whole_matrix(law, weighted, rng):
     assert run.history[-1] == pytest.approx(trace, rel=1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(first=st.integers(1, 40), seed=st.integers(0, 99))
 def test_the_choice_goes_on_from_a_prefix_with_the_sketch_of_all_rows(first, seed):
     """What is sketched of the residual matrix is that of the matrix itself."""

@@ -94,7 +94,7 @@ def test_admm_reaches_the_same_point():
     assert ratio(coef, *values).min() >= -1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     ranks=st.tuples(st.integers(1, 6), st.integers(1, 6)),

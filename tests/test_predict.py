@@ -126,7 +126,7 @@ def written(world, out, values, scheduler, workers, chunk_rows=None):
     return {name: group[name][...] for name in group.array_keys()}
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(
     source=st.integers(300, N),
     target=st.integers(200, 6000),

@@ -56,7 +56,7 @@ CASES = given(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @CASES
 def test_it_is_the_projection(size, kind, zeros, seed):
     rng = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ def test_it_is_the_projection(size, kind, zeros, seed):
         assert abs(t[row] - threshold) <= 1e-12 * scale / v[v > 0].max()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @CASES
 def test_no_feasible_direction_comes_nearer(size, kind, zeros, seed):
     rng = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ def test_no_feasible_direction_comes_nearer(size, kind, zeros, seed):
     assert slopes.min() >= -1e-10 * max(1.0, np.abs(gradient).max())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @CASES
 def test_it_is_never_farther_from_a_density_than_the_signed_ratio(size, kind, zeros, seed):
     """At every x, for every density g0 of sum v g0 = 1; also the sharpest ones."""
@@ -104,7 +104,7 @@ def test_it_is_never_farther_from_a_density_than_the_signed_ratio(size, kind, ze
         assert (after <= before * (1 + 1e-9) + 1e-9).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 200), zeros=st.booleans(), seed=st.integers(0, 10**6))
 def test_a_density_is_left_as_it_is(size, zeros, seed):
     rng = np.random.default_rng(seed)

@@ -98,7 +98,7 @@ def test_models_say_which_pivots_their_calibration_fades_with(averaged, pivots):
             replace(averaged, about=damaged)._validate()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 70), empty=st.floats(0.0, 0.9))
 def test_levels_are_found_in_sums_of_neighbours(seed, size, empty):
     rng = np.random.default_rng(seed)
@@ -112,7 +112,7 @@ def test_levels_are_found_in_sums_of_neighbours(seed, size, empty):
     assert (np.take_along_axis(masses, found, axis=1) > 0.0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3, 1e12]))
 def test_projections_meet_their_optimality_conditions(seed, scale):
     rng = np.random.default_rng(seed)

@@ -145,7 +145,7 @@ def test_every_format_gives_the_store_of_the_csv(tmp_path, monkeypatch, form):
 # Parquet
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     groups=st.integers(1, 400),
     batch=st.integers(64, 1 << 14),
@@ -290,7 +290,7 @@ def test_a_nested_column_aside_does_no_harm(tmp_path):
 # NumPy
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 60),
     width=st.integers(1, 4),
@@ -414,7 +414,7 @@ def count_reads(monkeypatch):
     return keys
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     chunks=st.tuples(st.integers(4, 120), st.integers(1, 3)),
     single=st.integers(4, 120),

@@ -99,7 +99,7 @@ def test_any_chunks_give_one_store_and_each_is_read_once(tmp_path, rng, reads, m
     assert about["columns"] == about_expected["columns"]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     x_chunks=st.tuples(st.integers(1, 200), st.integers(1, 3)),
     y_chunk=st.integers(1, 200),

@@ -189,7 +189,7 @@ def plain_rows():
     return x, y, quick(n_folds=3).fit(x, y, scheduler="synchronous").model_.to_state().arrays
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(chunk=st.integers(100, 5000), scheduler=st.sampled_from(["threads", "synchronous"]))
 def test_no_chunking_or_scheduler_changes_a_bit(plain_rows, chunk, scheduler):
     x, y, expected = plain_rows
@@ -429,7 +429,7 @@ def test_standard_errors_know_units():
         assert (gain.pays, gain.is_clear) == (pays, clear)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_transforms_have_inverses_and_slopes(data):
     numbers = st.lists(st.integers(-1000, 1000), min_size=2, max_size=9, unique=True).map(sorted)

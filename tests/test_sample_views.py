@@ -131,7 +131,7 @@ def test_names_labels_and_a_missing_y_are_refused(rows):
         open_sample(table, x_columns=["kind", "v"], y_columns=["y"]).map(x=squared)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     n=st.integers(1, 300),
     chunk=st.integers(1, 40),

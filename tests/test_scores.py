@@ -268,7 +268,7 @@ def scores_of(report):
     return {f.name: getattr(report, f.name) for f in fields(report) if f.name != "report"}
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(chunk=st.integers(300, 11_000), threads=st.integers(1, 4), lazily=st.booleans())
 def test_any_chunks_give_the_same_bits(reference, tmp_path_factory, chunk, threads, lazily):
     if lazily:

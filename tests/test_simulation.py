@@ -135,7 +135,7 @@ WORKS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(WORKS, CLUSTERS, st.integers(0, 3))
 def test_a_pass_ends_and_is_bounded_by_its_parts(work, cluster, seed):
     done = simulate_pass(work, cluster, seed)
@@ -154,7 +154,7 @@ def test_a_pass_ends_and_is_bounded_by_its_parts(work, cluster, seed):
     assert 0.0 <= done.tail_seconds <= done.seconds
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_no_worker_waits_while_leaves_are_queued(leaves, workers):
     """All are busy until the queue is empty, when each holds two leaves at most."""

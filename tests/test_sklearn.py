@@ -153,7 +153,7 @@ def test_classifiers_in_pipelines_and_searches(estimator):
     assert search.best_params_ == {f"{name}__reg": 1e-2}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 100),
     far=st.floats(0.1, 1e6),

@@ -34,9 +34,8 @@ from cme_dask.passes.fit import sample_rows
 
 EXAMPLES = settings(
     max_examples=15,
-    deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=list(HealthCheck),
 )
 SERIAL = RunOptions("synchronous").executor()
 

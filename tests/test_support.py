@@ -137,7 +137,7 @@ def test_no_cell_mixes_labels():
     assert few.size == 4  # more combinations than cells
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     d=st.integers(1, 3),
     n=st.integers(1, 300),
@@ -253,7 +253,7 @@ def test_what_is_no_tree_is_refused(changes):
         stump(**changes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 60), size=st.integers(1, 40), seed=st.integers(0, 10**6))
 def test_all_rows_at_once_and_one_by_one_find_the_same_leaves(n, size, seed):
     rng = np.random.default_rng(seed)

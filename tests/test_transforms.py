@@ -30,7 +30,7 @@ from cme_dask.kernels import (
 from cme_dask.learning.transforms import KNOTS, learn_transform
 
 EPS = np.finfo(float).eps
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=60)
 
 # The maps.
 

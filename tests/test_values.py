@@ -102,7 +102,7 @@ def slow_map(values, low, high, whole, reaches):
 reach = st.lists(st.integers(-20, 20), min_size=3, max_size=12, unique=True).map(sorted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(reach, st.booleans(), st.integers(0, 2**32 - 1))
 def test_the_map_ascends_and_keeps_what_y_takes(numbers, discrete, seed):
     numbers = np.array(numbers[: len(numbers) // 3 * 3]) / 2.0
