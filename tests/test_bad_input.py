@@ -13,6 +13,7 @@ import warnings
 import dask.array as da
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import zarr
 from conftest import rewriting, write_store
@@ -179,11 +180,14 @@ def test_columns_keep_their_names(rows):
         joint().fit(table, rows[1])
 
 
-def test_masked_values_are_missing_values(few):
+def test_masked_values_are_missing_values(few, fitted):
     masked = np.ma.masked_array(few[0], mask=np.zeros_like(few[0], dtype=bool))
     masked[11, 0] = np.ma.masked
     with Refused(DataError, r"column 'x0' has 1 \(first at row 11\)"):
         joint().fit(masked, few[1])
+    for points in (masked, {"x0": masked[:, 0], "x1": masked[:, 1]}):
+        with Refused(DataError, r"column 'x0' has 1 \(first at row 11\)"):
+            fitted.expect("y0", points)
 
 
 @pytest.mark.parametrize("kind", [as_numpy, as_dask, as_store])
@@ -675,6 +679,25 @@ def test_queries(fitted, args, message):
     for model in (fitted, fitted.model_):
         with Refused(DataError, message):
             model.expect(*args)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (
+            lambda t: pd.DataFrame({"x0": t, "x1": 0.0}),
+            r"column 'x0' of X holds times \(datetime64",
+        ),
+        (lambda t: pd.DataFrame({"x0": t.tz_localize("UTC"), "x1": 0.0}), "holds times .*UTC"),
+        (lambda t: pd.DataFrame({"x0": t - t[0], "x1": 0.0}), r"holds times \(timedelta64"),
+        (lambda t: {"x0": t.to_numpy("M8[ns]"), "x1": [0.0, 0.0]}, "column 'x0' of X holds times"),
+        (lambda t: pl.DataFrame({"x0": t, "x1": [0.0, 0.0]}), "column 'x0' of X holds times"),
+        (lambda t: np.stack([t, t], axis=1), "X must be numeric, got values of type datetime64"),
+    ],
+)
+def test_times_are_no_numbers(fitted, points, message):
+    with Refused(DataError, message):
+        fitted.expect("y0", points(pd.date_range("2020", periods=2)))
 
 
 def test_queries_of_both_variables(fitted, few):

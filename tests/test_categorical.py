@@ -5,15 +5,17 @@ from types import SimpleNamespace
 import array_api_strict
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
-from cme_dask import JointDistribution, PivotedCholesky, load
+from cme_dask import JointDistribution, PivotedCholesky, load, open_sample
 from cme_dask.cli.query import answer
 from cme_dask.cli.tables import expectation_tables
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, Imputation
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource
 from cme_dask.errors import DataError, UnseenCategoryWarning
@@ -204,6 +206,85 @@ def test_true_and_false_are_labels():
     columns = Columns(("rain",), {}, {"rain": ("false", "true")})
     points = points_of(pd.DataFrame({"rain": [True, False]}), columns, REFUSES)
     np.testing.assert_array_equal(points, [[1.0], [0.0]])
+    for values in ({"rain": [np.True_, np.False_]}, pl.DataFrame({"rain": [True, False]})):
+        np.testing.assert_array_equal(points_of(values, columns, REFUSES), [[1.0], [0.0]])
+
+
+def typed(*values):
+    return pd.Series(values).astype("category")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        typed(2, 3, 1, 3),
+        typed(2.0, 3.0, 1.0, 3.0),
+        typed(0.5, 1e-5, 3.0, 3.0),
+        typed(-2, 3, -1, 3),
+        typed(2**53 + 1, 2**53, 2**53 + 2, 2**53),
+        typed(True, False, True, True),
+        typed(7, "007", 7, 7),
+        typed(2, "other", 1, 2),
+        typed("true", "True", "1.0", "1"),
+    ],
+    ids=lambda labels: " ".join(map(str, labels)),
+)
+def test_a_fit_and_a_question_read_the_same_labels(labels):
+    frame = labels.to_frame("place")
+    sample = open_sample(frame)
+    codes = sample.sources[0].read(0, 4)
+    np.testing.assert_array_equal(codes[:, 0], labels.cat.codes)
+    untyped = np.array(labels.tolist(), dtype=object)
+    for values in (frame, labels, labels.rename("other"), frame.astype(object), {"place": untyped}):
+        points = points_of(values, sample.columns[0], REFUSES)
+        np.testing.assert_array_equal(points, codes)
+
+
+@pytest.mark.parametrize(
+    "labels", [("1", "2", "12"), ("1.0", "2.0", "12.0"), ("1", "2", "12", "?")]
+)
+@pytest.mark.parametrize("numbers", [[12, 1], [12.0, 1.0]])
+def test_numbers_in_columns_are_labels_where_labels_are_numbers(labels, numbers):
+    columns = Columns(("month",), {}, {"month": labels})
+    array = np.array(numbers)
+    for values in (
+        {"month": array},
+        pd.Series(array, name="other"),
+        pd.Series(array).convert_dtypes(),
+        pl.Series("other", array),
+        pl.DataFrame({"month": array}),
+        pa.chunked_array([array]),
+    ):
+        np.testing.assert_array_equal(points_of(values, columns, REFUSES), [[2.0], [0.0]])
+    with pytest.raises(DataError, match=r"column 'month' has the unknown '0' \(1 row\)"):
+        points_of({"month": [0]}, columns, REFUSES)  # a code in arrays alone
+    np.testing.assert_array_equal(points_of(array - [10, 1], columns, REFUSES), [[2.0], [0.0]])
+
+
+def test_numbers_are_labels_beside_that_of_missing_values():
+    columns = Columns(
+        ("month",), {}, {"month": ("1", "2", "missing")}, Imputation({"month": 2.0}, {})
+    )
+    frame = pd.DataFrame({"month": pd.Categorical([2, None, 1])})
+    np.testing.assert_array_equal(points_of(frame, columns, REFUSES), [[1.0], [2.0], [0.0]])
+
+
+def test_text_is_no_column_of_numbers():
+    temp = MIXED.only(["temp"])
+    for values in (pl.DataFrame({"temp": ["20.5", "-3"]}), pl.Series(["20.5", "-3"])):
+        np.testing.assert_array_equal(points_of(values, temp, REFUSES), [[20.5], [-3.0]])
+    with pytest.raises(DataError, match="column 'temp' of X must be numeric"):
+        points_of(pl.DataFrame({"temp": ["warm", "cold"]}), temp, REFUSES)
+
+
+def test_a_row_of_a_table_is_one_point():
+    row = pd.DataFrame(TABLE).iloc[1]
+    for values in (row, row[::-1], row[["month", "temp", "station"]].rename(None)):
+        np.testing.assert_array_equal(points_of(values, MIXED, POOLS), EXPECTED[1:])
+    with pytest.raises(DataError, match="X lacks the column 'month'"):
+        points_of(row.drop("month"), MIXED, POOLS)
+    counted = pd.Series([1.0, 20.5, 12.0])  # which has no names
+    np.testing.assert_array_equal(points_of(counted, MIXED, POOLS), EXPECTED[:1])
 
 
 UNSEEN = {"station": ["Wuhan", "Dongsi", "Wuhan"], "temp": [0, 0, 0], "month": [2, 3, 2]}

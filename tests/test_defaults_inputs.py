@@ -474,6 +474,24 @@ def test_points_whose_columns_have_no_names_are_taken_by_position(kind):
             model.conditional(UNNAMED[kind](points[:, :1]))
 
 
+def test_arrays_and_rows_whose_columns_have_names_are_taken_by_name():
+    quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+    frame = FRAME[FEW].astype(float)
+    model = JointDistribution(**quick).fit(frame, FRAME["dust"])
+    array = xr.DataArray(frame[FEW[::-1]], dims=("time", "column"), coords={"column": FEW[::-1]})
+    expected = model.conditional(frame[:5]).std()
+    assert_array_equal(model.conditional(array[:5]).std(), expected)
+    expected = model.conditional(frame[3:4]).std()
+    with pytest.raises(DataError, match="X lacks the column 'rain', and has others: 'snow'"):
+        model.conditional(array.assign_coords(column=["snow", "wind"]))
+    one = model.conditional(frame.iloc[3][::-1])
+    assert_array_equal(one.std().to_numpy(), expected)
+    assert list(one.std().index) == [3]
+    assert one.quantile(Q).shape == (1, 5)
+    assert_array_equal(model.conditional(array[3]).std(), expected)
+    assert_array_equal(model.predict(array[3]), model.predict(frame[3:4]))
+
+
 def test_a_data_array_without_coordinates_has_the_default_names():
     x = xr.DataArray(FRAME[FEW].to_numpy(float), dims=("time", "column"))
     assert open_sample(x, FRAME["dust"]).columns[0].names == ("x0", "x1")

@@ -5,18 +5,24 @@ import warnings
 from pathlib import Path
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
+import zarr
 from click.testing import CliRunner
 from conftest import BRIEF, write_store
 
 import cme_dask
 from cme_dask import (
     ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointClassifier,
     JointDistribution,
     KernelLogisticRegression,
     Tuning,
+    drift_report,
     ingest,
     kernels,
     load,
@@ -140,8 +146,76 @@ def test_labels_of_a_logistic_regression_are_scored(labels):
     assert found.accuracy.value == pytest.approx((fit.predict(x) == seen).mean())
     first, second = (each.value for each in table.brier.values())
     assert first == pytest.approx(second) == pytest.approx(brier(chances[:, 1], codes == 1))
-    with pytest.raises(DataError, match="unknown label"):
+    with pytest.raises(DataError, match=r"column 'y' has the unknown 'none' \(300 rows\)"):
         score(fit, x, np.full(N, "none"))
+    with pytest.raises(DataError, match=r"labels must have shape \(n,\), got \(300, 2\)"):
+        score(fit, x, np.column_stack([seen, seen]))
+
+
+QUICK = {"kernel_x": "median", "kernel_y": "median", "tol": 0.1, "max_rank": 15}
+
+
+@pytest.mark.parametrize("labels", [("cold", "mild", "warm"), (1, 2, 3), (3, 7, 12), (False, True)])
+@pytest.mark.parametrize("kind", [JointClassifier, EmbeddingClassifier])
+def test_labels_of_a_classifier_are_those_it_was_fitted_on(kind, labels, tmp_path):
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(N, 1))
+    codes = np.digitize(x[:, 0] + 0.3 * rng.normal(size=N), [-0.5, 0.5][: len(labels) - 1])
+    seen = np.array(labels)[codes]
+    fit = kind(**QUICK).fit(x, seen)
+    expected = (fit.predict(x) == seen).mean()
+    assert expected > 0.7
+    stored = zarr.create_array(str(tmp_path / "y"), data=codes if seen.dtype.kind == "U" else seen)
+    lazy = da.from_array(x, chunks=(70, 1))
+    for given in (
+        seen,
+        seen[:, None],
+        seen.tolist(),
+        pd.Series(seen, name="other"),
+        pd.Series(seen).astype("category"),
+        pd.Series(seen).convert_dtypes(),
+        pl.Series(seen),
+        da.from_array(seen, chunks=90),
+        dd.from_pandas(pd.Series(seen), npartitions=3),
+        stored,
+        str(tmp_path / "y"),
+    ):
+        for rows in (x, lazy):
+            found = score(fit, rows, given, scheduler="synchronous").labels["y"]
+            assert found.accuracy.value == pytest.approx(expected)
+    same = drift_report(fit, x, seen, scheduler="synchronous")
+    assert same.y.pvalue > 0.9
+    lacking = pd.Series(seen, dtype=object)
+    lacking[7] = None
+    with pytest.raises(DataError, match=r"column 'y' has 1 \(first at row 7\)"):
+        score(fit, x, lacking)
+
+
+def test_observed_labels_that_the_fit_has_not_seen_are_refused():
+    """The kernel pools rare labels that are given; an unseen one is none of those predicted."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(N, 1))
+    kind = np.where(x[:, 0] + rng.normal(size=N) > 0, "warm", "cold")
+    law = JointDistribution(**QUICK).fit(x, pd.DataFrame({"kind": kind}))
+    assert law.model_.y.basis.newton.kernel.pools(0)
+    codes = np.array([law.columns_y.categories["kind"].index(label) for label in kind])
+    lazy = da.from_array(codes, chunks=100)
+    named = score(law, x, pd.Series(kind)).labels["kind"].accuracy.value
+    assert score(law, x, lazy).labels["kind"].accuracy.value == named
+    numbered = JointClassifier(**QUICK).fit(x, codes + 1)
+    kind[3:5] = "hot"
+    for ask, message in (
+        (lambda: score(law, x, kind), r"column 'kind' has the unknown 'hot' \(2 rows\): there are"),
+        (lambda: drift_report(law, x, kind), r"column 'kind' has the unknown 'hot' \(2 rows\)"),
+        (
+            lambda: score(law, x, lazy - 1),
+            "column 'kind' has the code -1, there are labels for 0 to",
+        ),
+        (lambda: score(law, x, lazy + 0.5), "column 'kind' has the code [01].5, there are labels"),
+        (lambda: score(numbered, x, lazy), "column 'y' has the unknown '0'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ask()
 
 
 def test_what_cannot_be_scored(fit):

@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -66,6 +67,43 @@ def test_loaded_models_predict_and_score_as_their_estimators(fitted):
             loaded.predict_proba(x)
     if hasattr(model, "conditional"):
         assert_array_equal(loaded.conditional(x).weights(), model.conditional(x).weights())
+
+
+QUICK = {"kernel_x": "median", "kernel_y": "median", "tol": 0.1, "residual": False}
+
+
+@pytest.mark.parametrize("labels", [("down", "up"), (3, 7), (1.0, 2.0), (False, True)])
+def test_accuracy_is_that_of_labels_as_users_have_them(labels, tmp_path):
+    x, y, _ = rows()
+    seen = np.array(labels)[(y > 0).astype(int)]
+    fit = JointDistribution(**QUICK).fit(x, pd.Series(seen, name="level").astype("category"))
+    fit.save(tmp_path / "m")
+    model = load(tmp_path / "m")
+    hits = model.predict(x) == seen.astype(str)
+    w = np.linspace(1, 2, len(x))
+    for given in (seen, seen[:, None], seen.tolist(), seen.astype(str), pd.DataFrame({"q": seen})):
+        assert model.score(x, given) == hits.mean()
+        assert model.score(x, given, w) == pytest.approx(np.average(hits, weights=w))
+    partly = np.where(np.arange(len(x)) % 2 == 0, seen.astype(str), "other")
+    assert model.score(x, partly) == hits[::2].mean() / 2
+    with pytest.raises(DataError, match=r"column 'level' has the unknown 'other' \(120 rows\)"):
+        model.score(x, np.full(len(x), "other"))
+    with pytest.raises(DataError, match=r"y must have shape \(120,\), got \(119,\)"):
+        model.score(x, seen[:-1])
+    with pytest.raises(DataError, match=r"labels must have shape \(n,\), got \(60, 2\)"):
+        model.score(x, seen.reshape(60, 2))
+
+
+def test_scores_of_means_need_rows_of_the_same_shape():
+    x, y, _ = rows()
+    one = JointDistribution(**QUICK).fit(x, y).model_
+    both = np.column_stack([y, x[:, 0]])
+    two = JointDistribution(**QUICK).fit(x, both).model_
+    assert one.score(x, y) == one.score(x, y[:, None]) == one.score(x, pd.Series(y))
+    assert two.score(x, both) == pytest.approx(r2_score(both, two.predict(x)))
+    for model, wrong in ((two, both.T), (two, y), (one, both), (one, y[None]), (one, y[:-1])):
+        with pytest.raises(DataError, match="y must have shape"):
+            model.score(x, wrong)
 
 
 def test_loaded_models_answer_dask_arrays_lazily(fitted):

@@ -388,7 +388,7 @@ def test_answers_do_not_depend_on_the_number_of_points():
         (lambda law: law.quantile([0.5, np.nan]), "levels must be numbers from 0 to 1"),
         (lambda law: law.quantile("a"), "levels must be numbers"),
         (lambda law: law.interval(1.5), "levels must be"),
-        (lambda law: law.interval([0.5, 0.9]), "level is one number"),
+        (lambda law: law.interval([0.5, 0.9]), "an interval has one level"),
         (lambda law: law.probability("square"), "must be true or false at each row"),
         (lambda law: law.quantile(0.5, "z"), "unknown column 'z'"),
         (lambda law: law.cdf(0.0), r"thresholds must have shape \(2,\) or \(k, 2\), got \(\)"),

@@ -490,7 +490,8 @@ def test_points_may_lack_values(imputing, tmp_path):
     fill = columns.imputation.fills["a"]
     codes = np.array([[0.5, 0, 0, 0], [fill, 0.3, 1, 1], [-1, 0.1, 3, 0], [fill, -2, 3, 1]])
     given = np.array([[0.5, 0, 0], [np.nan, 0.3, 1], [-1, 0.1, np.nan], [np.nan, -2, np.nan]])
-    for alike in (QUESTIONS, codes, given, given.tolist(), pa.table(points)):
+    masked = np.ma.masked_invalid(given)
+    for alike in (QUESTIONS, codes, given, given.tolist(), masked, pa.table(points)):
         assert_array_equal(imputing.predict(alike), expected)
     imputing.save(tmp_path / "m")
     loaded = load(tmp_path / "m")

@@ -29,7 +29,7 @@ from cme_dask.learning.trees import (
 )
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.given_location import MixedMean
-from cme_dask.numerics.scoring import law_error
+from cme_dask.numerics.scoring import column_deviations, law_error
 from cme_dask.numerics.trees import TreeMean
 
 BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 0, "finalists": 2, "averaged": 1}
@@ -215,6 +215,23 @@ class AfterTree(RegressorMixin, BaseEstimator):
         return self.tree_.predict(x) + self.boosting_.predict(x)
 
 
+class InUnits(RegressorMixin, BaseEstimator):
+    """A forest of the columns of y in standard deviations."""
+
+    def __init__(self, forest):
+        self.forest = forest
+
+    def fit(self, x, y, sample_weight=None):
+        # To the last bit, which decides between splits that are equally good.
+        self.centre_ = y.mean(axis=0)
+        self.unit_ = column_deviations(y, np.full(len(y), 1.0 / len(y)))
+        self.forest_ = clone(self.forest).fit(x, (y - self.centre_) / self.unit_, sample_weight)
+        return self
+
+    def predict(self, x):
+        return self.centre_ + self.unit_ * self.forest_.predict(x)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["boosting", "shallow", "forest"])
 def test_cross_fits_are_refits_by_hand(kind, weighted):
@@ -228,7 +245,7 @@ def test_cross_fits_are_refits_by_hand(kind, weighted):
         ).set_params(early_stopping=False)
         made = MultiOutputRegressor(made if kind == "boosting" else AfterTree(made))
     else:
-        made = ExtraTreesRegressor(20, random_state=0)
+        made = InUnits(ExtraTreesRegressor(20, random_state=0))
     every = np.zeros(150, dtype=bool)
     for first in range(5):  # folds are left out in pairs
         held = np.isin(given.folds, [first, first + 5])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Array = Any
 
 _TIME_UNITS = ("s", "ms", "us", "ns")
+_NUMBERS = "fiub"
 
 
 def as_arrow(values: Array, column: str, table: str) -> "pa.Array":
@@ -51,6 +52,23 @@ def _refusal(column: str, table: str, content: str) -> DataError:
     )
 
 
+def holds_times(column: str, table: str, kind: Any) -> DataError:
+    """One sentence on a column of times, which are no numbers."""
+    return DataError(
+        f"column {column!r} of {table} holds times ({kind}), which are no numbers: give what "
+        "matters of them, such as their hour (.dt.hour), or make a store by "
+        "cme_dask.ingest(..., datetime=)"
+    )
+
+
+def unmasked(values: Any) -> Any:
+    """A masked array with NaN in place of what is masked; any other value as it is."""
+    if not isinstance(values, np.ma.MaskedArray) or values.dtype.kind not in "fiubOUT":
+        return values
+    kind: Any = np.float64 if values.dtype.kind in _NUMBERS else object
+    return np.ma.filled(values.astype(kind), np.nan)
+
+
 def matrix_names(name: str, width: int) -> tuple[str, ...]:
     """``name0, name1, ...``: what the columns of a matrix are called."""
     return tuple(f"{name}{place}" for place in range(width))
@@ -60,6 +78,11 @@ def is_arrow(value: Any) -> bool:
     """Whether this is a table or a column of Arrow, Polars and the like, but none of pandas."""
     ours = any(hasattr(value, name) for name in ("iloc", "dims"))  # of pandas and xarray
     return hasattr(value, "__arrow_c_stream__") and not ours
+
+
+def has_columns(value: Any) -> bool:
+    """Whether this is a table, and not a column alone."""
+    return hasattr(value, "columns") or hasattr(value, "column_names")
 
 
 def arrow_table(value: Any, name: str) -> "pa.Table":
@@ -74,7 +97,7 @@ def arrow_table(value: Any, name: str) -> "pa.Table":
     """
     import pyarrow as pa
 
-    if hasattr(value, "columns") or hasattr(value, "column_names"):
+    if has_columns(value):
         return pa.table(value)
     column = pa.chunked_array(value)
     return pa.table({str(getattr(value, "name", None) or name): column})
@@ -110,10 +133,7 @@ def arrow_column(column: Any, name: str, table: str) -> tuple[Array, tuple[str, 
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
     elif pa.types.is_temporal(kind):
-        raise DataError(
-            f"column {name!r} of {table} holds times ({kind}): choose which feature of them to "
-            "use, such as the hour"
-        )
+        raise holds_times(name, table, kind)
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise DataError(f"column {name!r} of {table} must be numeric or text, got type {kind}")
     values = column.cast(pa.float64(), safe=False)
@@ -121,9 +141,6 @@ def arrow_column(column: Any, name: str, table: str) -> tuple[Array, tuple[str, 
 
 
 # Tables in memory, of pandas, Arrow or xarray, that hold labels beside numbers
-
-
-_NUMBERS = "fiub"
 
 
 def is_number(dtype: Any) -> bool:
@@ -160,11 +177,7 @@ def _column(name: str, column: str, series: Any) -> tuple[Array, tuple[str, ...]
     elif kind in _NUMBERS:
         return series.to_numpy(np.float64, na_value=np.nan), None
     elif kind in "mM":
-        raise DataError(
-            f"column {column!r} of {name} holds times ({series.dtype}), which are no numbers: give "
-            "what matters of them, such as their hour (.dt.hour), or make a store by "
-            "cme_dask.ingest(..., datetime=)"
-        )
+        raise holds_times(column, name, series.dtype)
     else:
         codes, labels = _texts(name, column, series)
     return np.where(codes < 0, np.nan, codes), tuple(str(label) for label in labels)
@@ -199,6 +212,13 @@ def arrow_values(name: str, value: Any) -> tuple[Array, Columns]:
 def series_values(name: str, series: Any) -> tuple[Array, Columns]:
     """As :func:`frame_values` of one column, which is called ``name`` + 0 if it has no name."""
     return frame_values(name, series.to_frame(f"{name}0" if series.name is None else series.name))
+
+
+def coordinate_names(array: Any) -> list[str] | None:
+    """Names of the columns of an xarray DataArray: coordinates of its last dimension, or None."""
+    # Asked for a dimension without coordinates, xarray would count it.
+    last = array.dims[-1]
+    return [str(name) for name in array.coords[last].values] if last in array.coords else None
 
 
 def array_values(name: str, array: Any, labels: list[str] | None) -> tuple[Array, Columns]:

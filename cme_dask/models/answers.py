@@ -13,7 +13,7 @@ from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.base import Model
 from cme_dask.models.events import Event, looks_like_event, numeric_columns
-from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.models.points import FloatArray, is_out_of_core, label_codes
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.crossval import interval_factor
@@ -288,13 +288,15 @@ class PairModel(Model):
         Raises
         ------
         DataError
-            As :meth:`predict`, or if the shapes differ.
+            As :meth:`predict`, if the shapes differ, or if no label of Y is known.
         """
-        result = self.predict(X)
-        if self._one_label(self.columns_y):
-            hits = np.asarray(result) == np.asarray(Y).reshape(len(result))
-            return float(np.average(hits, weights=sample_weight))
-        return r_squared(np.asarray(Y).reshape(result.shape), result, sample_weight)
+        if not self._one_label(self.columns_y):
+            return r_squared(Y, self.predict(X), sample_weight)
+        likeliest = np.asarray(self.predict_proba(X)).argmax(axis=1)
+        observed = label_codes(Y, self.columns_y, some=True)
+        if observed.shape != likeliest.shape:
+            raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
+        return float(np.average(observed == likeliest, weights=sample_weight))
 
     @abstractmethod
     def _means(self, X: Any) -> Array: ...

@@ -430,7 +430,8 @@ class JointModel(PairModel):
         reverse = X is None
         values, variable, name = (Y, self.y, "Y") if reverse else (X, self.x, "X")
         points = query_points(values, variable, name)
-        return ConditionalLaw(self, reverse, points, Labels.of(values), functions or {})
+        labels = Labels.of(values, len(variable.columns.given.names))
+        return ConditionalLaw(self, reverse, points, labels, functions or {})
 
     def moment_sums(self) -> MomentSums:
         """The moments by fold, with named blocks; of a mean of several models, of the best one."""

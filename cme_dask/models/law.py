@@ -337,7 +337,7 @@ class ConditionalLaw:
         """
         check_levels(level)
         if np.ndim(level):
-            raise DataError(f"level is one number, got {level!r}: ask for one interval at a time")
+            raise DataError(f"an interval has one level, got {level!r}: ask for one at a time")
         if not conformal:
             low, high = (1.0 - level) / 2.0, (1.0 + level) / 2.0
             return self.quantile(low, column), self.quantile(high, column)

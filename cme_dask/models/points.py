@@ -3,18 +3,27 @@
 import importlib
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from cme_dask.data.arrow import arrow_column, arrow_table, is_arrow
+from cme_dask.data.arrow import (
+    arrow_column,
+    arrow_table,
+    coordinate_names,
+    has_columns,
+    holds_times,
+    is_arrow,
+    unmasked,
+)
 from cme_dask.data.columns import Columns, check_points
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
@@ -85,15 +94,16 @@ class Labels:
     rows: tuple[str, Any] | None = None
 
     @classmethod
-    def of(cls, values: Any) -> "Labels":
-        """Those of points as users give them; none for arrays and lists."""
+    def of(cls, values: Any, width: int = 1) -> "Labels":
+        """Those of points of so many columns as users give them; none for arrays and lists."""
+        one_row = width > 1 and getattr(values, "ndim", 2) == 1
         # What is not imported can't have made them.
         pandas, xarray = sys.modules.get("pandas"), sys.modules.get("xarray")
         if pandas is not None and isinstance(values, (pandas.DataFrame, pandas.Series)):
-            return cls(index=values.index)
+            return cls(index=[values.name] if one_row else values.index)
         if xarray is not None and isinstance(values, (xarray.DataArray, xarray.Dataset)):
             name = next(iter(values.dims), None)
-            if name is not None:
+            if name is not None and not one_row:
                 return cls(rows=(str(name), values.coords.get(name)))
         return cls()
 
@@ -199,6 +209,7 @@ Unseen = dict[str, dict[str, int]]
 UNSEEN = -1.0
 """A code that no label has."""
 _MISSING = {"NoneType", "NAType", "NaTType"}  # of Python and of pandas, besides NaN
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?", re.ASCII)
 
 
 class QueriedVariable(Protocol):
@@ -214,14 +225,20 @@ class QueriedVariable(Protocol):
 
 
 def query_points(
-    values: Any, variable: QueriedVariable, name: str, *, missing: bool = False
+    values: Any,
+    variable: QueriedVariable,
+    name: str,
+    *,
+    missing: bool = False,
+    observed: bool = False,
 ) -> Array:
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
-    Missing values of columns that the fit filled in are filled in here, too. Tables are pandas ones
-    and dicts of columns. Labels of categorical columns become codes. A
-    numeric array holds codes; in tables, and in rows with text, a number is a label where all
-    labels of the column are integers, and a code elsewhere.
+    Missing values of columns that the fit filled in are filled in here, too. Tables are those of
+    pandas, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names. Of
+    several columns, a Series of pandas is one row, by name. Labels of categorical columns become
+    codes. A numeric array holds codes; in tables, and in rows with text, a number is a label where
+    labels of the column are numbers, and a code elsewhere.
 
     Parameters
     ----------
@@ -234,12 +251,15 @@ def query_points(
         What messages call the points.
     missing
         Whether values may be missing: they are NaN.
+    observed
+        Whether these are values that answers are compared with: an unseen label is none of those
+        that were predicted, also where the kernel pools.
 
     Raises
     ------
     DataError
-        On a wrong number of columns, unknown columns, NaN or infinity, or unseen labels that the
-        kernel doesn't pool.
+        On a wrong number of columns, unknown columns, times, NaN or infinity, or unseen labels that
+        the kernel doesn't pool.
 
     Warns
     -----
@@ -252,11 +272,15 @@ def query_points(
     names = given.names
     parts = None if type(values) is np.ndarray else _table_columns(values, given, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
+        values = unmasked(values)
         try:
-            numeric = not given.categories or np.asarray(values).dtype.kind in "biuf"
+            own = np.asarray(values).dtype
+            numeric = not given.categories or own.kind in "biuf"
             points = np.array(values, dtype=np.float64 if numeric else object)
         except (TypeError, ValueError) as error:
             raise DataError(f"{name} must be numeric: {error}") from error
+        if own.kind in "mM":
+            raise DataError(f"{name} must be numeric, got values of type {own}")
         shape = points.shape
         if points.ndim < 2:
             points = points.reshape(-1, 1) if len(names) == 1 else points.reshape(1, -1)
@@ -279,66 +303,131 @@ def query_points(
     for j, (key, part) in enumerate(zip(names, parts, strict=True)):
         labels = columns.categories.get(key)
         if labels is None:
-            points[:, j] = _numbers(part, f"column {key!r} of {name}")
+            points[:, j] = _numbers(part, key, name)
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
     if columns.imputation is not None:
         points = columns.complete(points)
     check_points(points, columns, missing=missing)
-    _tell(unseen, columns, variable.basis.newton.kernel)
+    _tell(unseen, columns, None if observed else variable.basis.newton.kernel)
     return points
+
+
+def label_codes(values: Any, columns: Columns, *, some: bool = False) -> Array:
+    """Codes of observed labels of one column as users have them, shape (n,); NaN where missing.
+
+    A number is a label where labels of the column are numbers, in arrays as well, and a code
+    elsewhere.
+
+    Parameters
+    ----------
+    values
+        Labels, shape (n,) or (n, 1).
+    columns
+        The column.
+    some
+        Whether it is enough that some labels are known: others have the code :data:`UNSEEN`.
+
+    Raises
+    ------
+    DataError
+        On other shapes, or labels that the column does not have.
+    """
+    (key,) = columns.names
+    labels = np.asarray(unmasked(values), dtype=object)
+    if labels.ndim != 1 and labels.shape[1:] != (1,):
+        raise DataError(f"labels must have shape (n,), got {labels.shape}")
+    codes, unseen = _codes(labels.ravel(), columns.categories[key], f"column {key!r}")
+    if unseen and not (some and (codes >= 0.0).any()):
+        raise _unknown(key, unseen, columns)
+    return codes
 
 
 def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] | None:
     """The columns of a table, equally long, those of labels as objects; None for other values."""
     names = columns.names
-    if is_arrow(values) and (hasattr(values, "columns") or hasattr(values, "column_names")):
-        values = _arrow_columns(values, columns)
+    if is_arrow(values) and (has_columns(values) or len(names) == 1):
+        values = _arrow_columns(values, columns, name)
     if isinstance(values, Mapping):
         Columns(tuple(map(str, values))).positions_of(columns, name)
-        parts = [np.atleast_1d(np.array(values[key], dtype=object)) for key in names]
+        parts = [np.atleast_1d(_cells(values[key], key in columns.categories)) for key in names]
         if any(part.shape != parts[0].shape or part.ndim > 1 for part in parts):
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")
         return parts
+    if hasattr(values, "dims") and hasattr(values, "coords"):
+        return _array_columns(values, columns, name)
+    if hasattr(values, "to_frame") and hasattr(values, "iloc"):  # a Series of pandas
+        values = values.to_frame(names[0]) if len(names) == 1 else values.to_frame().T
     if hasattr(values, "columns") and hasattr(values, "to_numpy"):
         positions = Columns(tuple(map(str, values.columns))).positions_of(columns, name)
-        table = [values.iloc[:, p] for p in positions]
+        series = [values.iloc[:, p] for p in positions]
         return [
-            column.to_numpy(dtype=object, na_value=np.nan)
-            if key in columns.categories or not isinstance(column.dtype, np.dtype)
-            else column
-            for key, column in zip(names, table, strict=True)
+            each.to_numpy(object, na_value=np.nan) if key in columns.categories else each
+            for key, each in zip(names, series, strict=True)
         ]
     return None
 
 
-def _arrow_columns(values: Any, columns: Columns) -> dict[str, Any]:
-    """Those columns of a table of Arrow or Polars that the variable has, by name."""
+def _cells(values: Any, labelled: bool) -> Array:
+    """A column of a dict: as objects if it holds labels, or has no type of its own."""
+    own = not labelled and hasattr(values, "dtype")
+    return np.array(unmasked(values), dtype=None if own else object)
+
+
+def _arrow_columns(values: Any, columns: Columns, name: str) -> dict[str, Any]:
+    """Those columns of a table of Arrow or Polars that the variable has, by name.
+
+    A column alone is that of a variable of one, whatever it is called.
+    """
     table = arrow_table(values, columns.names[0])
+    if not has_columns(values):
+        table = table.rename_columns(list(columns.names))
     result: dict[str, Any] = {}
     for place, key in enumerate(map(str, table.column_names)):
         column = table.column(place)
-        if key in columns.categories:
-            result[key] = column.to_pylist()
+        if key in columns.names and key not in columns.categories:
+            numbers, texts = arrow_column(column, key, name)
+            result[key] = numbers if texts is None else column.to_pylist()
         else:
-            result[key] = arrow_column(column, key, "X")[0] if key in columns.names else column
+            result[key] = column.to_pylist() if key in columns.names else column
     return result
 
 
-def _numbers(part: Any, where: str) -> Array:
+def _array_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] | None:
+    """Those columns of an array of xarray that the variable has, by name; None without names.
+
+    Of several columns, an array of one dimension is one row.
+    """
+    if values.ndim not in (1, 2) or values.ndim == len(columns.names) == 1:
+        return None
+    names = coordinate_names(values)
+    if names is None:
+        return None
+    positions = Columns(tuple(names)).positions_of(columns, name)
+    return [np.atleast_2d(values.values)[:, place] for place in positions]
+
+
+def _numbers(part: Any, key: str, name: str) -> Array:
+    """A column of numbers, NaN where a value is missing."""
+    if part.dtype.kind in "mM":
+        raise holds_times(key, name, part.dtype)
     try:
+        if hasattr(part, "to_numpy"):
+            part = part.to_numpy(np.float64, na_value=np.nan)
         return np.asarray(part, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where} must be numeric: {error}") from error
+        raise DataError(f"column {key!r} of {name} must be numeric: {error}") from error
 
 
 def _codes(part: Array, labels: Sequence[str], where: str) -> tuple[Array, dict[str, int]]:
     """Codes of a column's labels or codes, and the rows of each that there is no code for."""
-    written = part.dtype == object
     values = part.tolist()
     known = {label: float(code) for code, label in enumerate(labels)}
-    of_numbers = written and all(label.lstrip("-").isdecimal() for label in labels)
+    # Numbers are codes in arrays, and where they can be no labels.
+    texts = labels if part.dtype == object else ()
+    numbers = {_number(text): known[text] for text in texts if _NUMBER.fullmatch(text)}
+    counted = {code: code for code in known.values()}
     try:
         code_of = dict.fromkeys(values, UNSEEN)
     except TypeError as error:
@@ -346,12 +435,11 @@ def _codes(part: Array, labels: Sequence[str], where: str) -> tuple[Array, dict[
     for value in code_of:
         if type(value).__name__ in _MISSING or value != value:
             code_of[value] = np.nan
-        elif of_numbers or not is_a(value, Real):
-            code_of[value] = known.get(_label(value), UNSEEN)
-        else:
-            code = float(value)
-            is_code = code.is_integer() and 0 <= code < len(labels)
-            code_of[value] = code if is_code else UNSEEN
+        elif is_a(value, Real) and not numbers:
+            code_of[value] = counted.get(value, UNSEEN)
+        else:  # 1 may be written "1" or "1.0", and True "True" or "true"
+            alike = known.get(_label(value), numbers.get(value, UNSEEN))
+            code_of[value] = known.get(str(value), alike)
     codes = np.fromiter(map(code_of.__getitem__, values), np.float64, len(values))
     if UNSEEN not in code_of.values():
         return codes, {}
@@ -361,26 +449,37 @@ def _codes(part: Array, labels: Sequence[str], where: str) -> tuple[Array, dict[
 
 def _label(value: Any) -> str:
     """A value as the label that a table of text would hold."""
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_)):
         return str(value).lower()
-    is_whole = isinstance(value, Real) and float(value).is_integer()
-    return f"{float(value):.0f}" if is_whole else str(value)
+    is_whole = isinstance(value, Integral) or (
+        isinstance(value, Real) and float(value).is_integer()
+    )
+    return str(int(value)) if is_whole else str(value)
 
 
-def _tell(unseen: Unseen, columns: Columns, kernel: Kernel) -> None:
-    """Warn of unseen labels that are pooled, and refuse others."""
+def _number(label: str) -> float:
+    """The number that a text is, integers exactly."""
+    return int(label) if label.lstrip("-").isdecimal() else float(label)
+
+
+def _tell(unseen: Unseen, columns: Columns, kernel: Kernel | None) -> None:
+    """Warn of unseen labels that a kernel pools, and refuse others."""
     result = {key: counts for key, counts in unseen.items() if counts}
     for key, counts in result.items():
-        if not kernel.pools(columns.names.index(key)):
-            raise DataError(
-                f"column {key!r} has the unknown {_listed(counts)}: there are {columns.labels(key)}"
-            )
+        if kernel is None or not kernel.pools(columns.names.index(key)):
+            raise _unknown(key, counts, columns)
     if result:
         each = "; ".join(f"column {key!r} {_listed(counts)}" for key, counts in result.items())
         warn(
             f"labels that the fit has not seen are answered as its pooled rare ones: {each}",
             UnseenCategoryWarning,
         )
+
+
+def _unknown(key: str, counts: Mapping[str, int], columns: Columns) -> DataError:
+    return DataError(
+        f"column {key!r} has the unknown {_listed(counts)}: there are {columns.labels(key)}"
+    )
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -402,21 +402,22 @@ def _wait_for_a_worker(client: Client) -> None:
     log.warning(
         "there is no worker at %s yet: waiting up to %g s for one", at, patience, extra=info
     )
+    if patience <= 0.0:  # which Dask takes for no limit
+        return
     untold = min(patience, _UNTOLD_SECONDS)
     try:
         task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
-        for seconds in (untold, patience - untold):
-            if seconds <= 0.0:  # which Dask takes for no limit
-                break
+        with contextlib.suppress(TimeoutError):
+            client.wait_for_workers(1, untold)
+            return
+        if untold < patience:
+            warn(
+                f"there has been no worker at {at} for {untold:g} s: waiting up to "
+                f"{patience - untold:g} s more for one",
+                RuntimeWarning,
+            )
             with contextlib.suppress(TimeoutError):
-                client.wait_for_workers(1, seconds)
-                break
-            if seconds < patience:
-                warn(
-                    f"there has been no worker at {at} for {seconds:g} s: waiting up to "
-                    f"{patience - seconds:g} s more for one",
-                    RuntimeWarning,
-                )
+                client.wait_for_workers(1, patience - untold)
         task.release()
     except (OSError, RuntimeError, AttributeError) as error:
         raise scheduler_lost(client, error) from error

@@ -15,15 +15,14 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
-from cme_dask.models.points import QueriedVariable, is_out_of_core, query_points
-from cme_dask.numerics.labels import missing_labels
+from cme_dask.models.points import QueriedVariable, is_out_of_core, label_codes, query_points
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
 from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.progress import Listener, listening
 from cme_dask.passes.scores import LabelScores, ScoreReport, score_pass
-from cme_dask.passes.sources import open_sample
+from cme_dask.passes.sources import chunked_labels, open_sample
 
 Array = Any
 
@@ -240,7 +239,8 @@ def score(
         value are left out, or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
-        or a ``Sample``. Folds of a ``Sample`` are the blocks for the standard errors.
+        or a ``Sample``. The y of a classifier are labels, as it was fitted on. Folds of a
+        ``Sample`` are the blocks for the standard errors.
     weights
         Non-negative weights of the rows, shape (n,); a store brings its own.
     events
@@ -390,7 +390,7 @@ class Classifier:
         Raises
         ------
         DataError
-            On other columns or labels, or labels in chunks.
+            On other columns or labels.
         """
         if Y is None:
             sample = open_sample(X, weights=weights)
@@ -404,27 +404,7 @@ class Classifier:
                 )
             columns = self.variable.columns
             return like_fit(sample.select(columns.given.names, None), self.model, columns)
-        if is_out_of_core(Y):
-            raise DataError("labels in chunks are scored from a store: give labels in memory")
-        x, missing = self.variable.columns.given, "missing" in self.model.about
-        if not is_out_of_core(X):
-            X, x = query_points(X, self.variable, "X", missing=missing), self.variable.columns
-        known = {label: float(code) for code, label in enumerate(self.labels)}
-        given = np.asarray(Y).ravel()
-        seen = ~missing_labels(given) if missing else slice(None)
-        labels, places = np.unique(given[seen], return_inverse=True)
-        unknown = [label for label in labels.tolist() if label not in known]
-        if unknown:
-            listed = ", ".join(map(str, self.labels))
-            raise DataError(f"unknown label {unknown[0]!r}: the model's are {listed}")
-        codes = np.full(len(given), np.nan)
-        codes[seen] = np.array([known[label] for label in labels.tolist()])[places]
-        sample = open_sample(X, codes, weights=weights)
-        if len(sample.columns[0].names) != len(x.names):
-            raise DataError(
-                f"X has the columns {sample.columns[0].listed()}, the model has {x.listed()}"
-            )
-        return like_fit(replace(sample, columns=(x, self.y)), self.model, self.variable.columns)
+        return _rows(self.model, self.variable, self.y, X, _known_codes(Y, self.y), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,15 +442,31 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     DataError
         If they have other columns, or other labels.
     """
-    ours: tuple[Columns, ...] = (model.x.columns, model.y.columns)
-    if not is_out_of_core(X) and not is_out_of_core(Y):
+    if Y is not None and "classes" in model.about:
+        Y = _known_codes(Y, model.y.columns)
+    elif Y is not None and not is_out_of_core(Y):
         missing = "missing" in model.about
-        y = None if Y is None else query_points(Y, model.y, "Y", missing=missing)
-        x = query_points(X, model.x, "X", missing=missing)
-        sample = open_sample(x, y, weights=weights)
-        return like_fit(replace(sample, columns=ours[: len(sample.columns)]), model, ours[0])
+        Y = query_points(Y, model.y, "Y", missing=missing, observed=True)
+    return _rows(model, model.x, model.y.columns, X, Y, weights)
+
+
+def _known_codes(Y: Any, y: Columns) -> Array:
+    """The code of each label of a classifier's y, shape (n,); lazily where labels are chunked."""
+    if not is_out_of_core(Y):
+        return label_codes(Y, y)
+    return chunked_labels(Y).map_blocks(label_codes, y, dtype=np.float64)
+
+
+def _rows(
+    model: Any, variable: QueriedVariable, y: Columns, X: Any, Y: Any, weights: Any
+) -> Sample:
+    """Rows of x as of a variable, and those of y beside them, which have their codes already."""
+    x = variable.columns.given
+    if not is_out_of_core(X):
+        missing = "missing" in model.about
+        X, x = query_points(X, variable, "X", missing=missing), variable.columns
     sample = open_sample(X, Y, weights=weights)
-    ours = (model.x.columns.given, model.y.columns)[: len(sample.columns)]
+    ours = (x, y)[: len(sample.columns)]
     named = [
         None if columns.names == Columns.default(key, len(columns.names)).names else each.names
         for key, columns, each in zip("xy", sample.columns, ours, strict=False)
@@ -488,7 +484,7 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
                     f"the labels of column {name!r} have other codes in {sample.location} than in "
                     "the model: give the store that it was fitted on, or one with its labels"
                 )
-    return like_fit(replace(sample, columns=ours), model, model.x.columns)
+    return like_fit(replace(sample, columns=ours), model, variable.columns)
 
 
 def like_fit(sample: Sample, model: Any, columns: Columns) -> Sample:

@@ -298,8 +298,8 @@ class ScoreReduction(Reduction[ScoreSums, ScoreSums]):
         if law.targets:
             yield from self._of_targets(name, law, laws, targets)
         for column in self.labelled if law.labels else ():
-            codes = y[:, self.names.index(column)].astype(np.int64)
             chances = np.asarray(laws.predict_proba(column), dtype=np.float64)
+            codes = _codes(y[:, self.names.index(column)], chances.shape[1], column)
             yield chances.argmax(axis=1) == codes
             yield log_losses(chances, codes, _LEAST_CHANCE)
             yield (chances**2).sum(axis=1) - 2.0 * chances[np.arange(b), codes] + 1.0
@@ -357,6 +357,18 @@ def _predicted(name: str, predict: Predict, x: Array, width: int) -> Array:
         raise _failure(name, error) from error
     values = values[:, None] if values.ndim == 1 and width == 1 else values
     return _checked_shape(name, values, (len(x), width))
+
+
+def _codes(values: Array, count: int, column: str) -> Array:
+    """Codes of so many labels as integers."""
+    codes = values.astype(np.int64)
+    known = (codes == values) & (codes >= 0) & (codes < count)
+    if not known.all():
+        raise DataError(
+            f"column {column!r} has the code {values[~known][0]:g}, there are labels for 0 to "
+            f"{count - 1}: give labels, or a store that has those of the model"
+        )
+    return codes
 
 
 def _failure(name: str, error: Exception) -> DataError:

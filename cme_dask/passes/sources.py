@@ -15,11 +15,13 @@ from cme_dask.data.arrow import (
     array_values,
     arrow_table,
     arrow_values,
+    coordinate_names,
     dataset_frame,
     frame_values,
     is_arrow,
     is_number,
     series_values,
+    unmasked,
 )
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample, open_store
@@ -222,6 +224,39 @@ def is_chunked(y: Any) -> bool:
     return isinstance(y, zarr.Array) or hasattr(y, "dask")
 
 
+def chunked_labels(y: Any) -> Any:
+    """Labels in chunks as a Dask array of shape (n,) in their own type.
+
+    Parameters
+    ----------
+    y
+        Dask or Zarr array of shape (n,) or (n, 1), its path or URL, or a Dask Series.
+
+    Raises
+    ------
+    DataError
+        If the shape is another, or this is no array.
+    """
+    import dask.array as da  # slow to import, and few fits need it
+
+    y = labels = _opened(y, None)
+    if is_dask_frame(y):
+        labels = dask_series_values(y)
+    elif isinstance(y, zarr.Array) and y.dtype.kind == "T":  # texts of any length, unknown to Dask
+        labels = da.from_array(_Texts(y), y.chunks, meta=np.empty((0,) * y.ndim, dtype=object))
+    elif isinstance(y, zarr.Array):
+        labels = da.from_zarr(y)
+    elif hasattr(y, "dims"):  # of xarray
+        labels = y.data
+    if not isinstance(labels, da.Array):
+        raise DataError(f"labels must be an array, got {type(y).__name__}")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise DataError(f"labels must have shape (n,), got {labels.shape}")
+    return labels
+
+
 def coded(y: Any, *, missing: bool = False) -> tuple[Array, Array]:
     """The distinct labels, ascending, and the code of each row as a lazy Dask array, shape (n,).
 
@@ -240,17 +275,7 @@ def coded(y: Any, *, missing: bool = False) -> tuple[Array, Array]:
     """
     import dask.array as da  # slow to import, and few fits need it
 
-    if is_dask_frame(y):
-        y = dask_series_values(y)
-    labels = y
-    if isinstance(y, zarr.Array) and y.dtype.kind == "T":  # texts of any length, unknown to Dask
-        labels = da.from_array(_Texts(y), y.chunks, meta=np.empty((0,) * y.ndim, dtype=object))
-    elif isinstance(y, zarr.Array):
-        labels = da.from_zarr(y)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise DataError(f"labels must have shape (n,), got {labels.shape}")
+    labels = chunked_labels(y)
     known = labels.map_blocks(_known_labels) if missing and labels.dtype.kind in "fO" else labels
     classes = np.asarray(da.unique(known).compute())
     if classes.dtype.kind == "f" and not (classes == np.floor(classes)).all():
@@ -546,9 +571,7 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
             )
         source = DaskSource(value if value.ndim == 2 else value[:, None])
     else:
-        if isinstance(value, np.ma.MaskedArray):  # a masked value is a missing one
-            value = np.ma.filled(value.astype(np.float64), np.nan)
-        array = _as_array(name, value)
+        array = _as_array(name, unmasked(value))  # a masked value is a missing one
         source = ArraySource(array if array.ndim == 2 else array[:, None])
     return source, Columns.default(name, source.shape[1]) if columns is None else columns
 
@@ -602,9 +625,6 @@ def _as_array(name: str, value: Any) -> Array:
 
 
 def _xarray_labels(value: Any) -> list[str] | None:
-    if len(value.dims) == 1:
+    if value.ndim < 2:
         return None if value.name is None else [str(value.name)]
-    # Asked for a dimension without coordinates, xarray would count it.
-    if value.dims[1] not in value.coords:
-        return None
-    return [str(label) for label in value.coords[value.dims[1]].values]
+    return coordinate_names(value)
