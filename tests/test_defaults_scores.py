@@ -158,6 +158,8 @@ def test_scorers_choose_parameters_through_pipelines():
     codes = [law.model_.y.columns.categories["level"].index(each) for each in label]
     expected = np.log(shares[np.arange(len(x)), codes]).mean()
     assert log_score_scorer(law, x, label) == pytest.approx(expected)
+    with pytest.raises(DataError, match=r"the label '.*est'"):
+        log_score_scorer(law, x, [f"{each}est" for each in label])
     with pytest.raises(DataError, match="has no conditional laws"):
         crps_scorer(KernelLogisticRegression().fit(x, label), x, label)
     with pytest.raises(DataError, match="the label 'top'"):

@@ -385,8 +385,9 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
     cluster = client.cluster  # None where the client knows its address alone
     starts = getattr(cluster, "worker_spec", True) or getattr(cluster, "_adaptive", None)
     if not described and starts:
-        _wait_for_a_worker(client)
+        asked_for = _wait_for_a_worker(client)
         described = described_workers(client)
+        del asked_for  # until here, so that an adaptive cluster does not let the worker go
     if not described:
         raise ResourceError(
             f"the cluster at {client.scheduler.address} has no workers: start some, "
@@ -395,21 +396,24 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
     return described
 
 
-def _wait_for_a_worker(client: Client) -> None:
-    """Wait until there is one, or patience ends; who waits for long is told."""
+def _wait_for_a_worker(client: Client) -> Future | None:
+    """Wait until there is one, or patience ends; the task by which it was asked for.
+
+    Who waits for long is told.
+    """
     patience, at = _patience(), client.scheduler.address
     info = {"event": "waiting for workers", "seconds": patience}
     log.warning(
         "there is no worker at %s yet: waiting up to %g s for one", at, patience, extra=info
     )
     if patience <= 0.0:  # which Dask takes for no limit
-        return
+        return None
     untold = min(patience, _UNTOLD_SECONDS)
     try:
         task = client.submit(int, pure=False)  # without tasks an adaptive cluster starts none
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, untold)
-            return
+            return task
         if untold < patience:
             warn(
                 f"there has been no worker at {at} for {untold:g} s: waiting up to "
@@ -418,7 +422,7 @@ def _wait_for_a_worker(client: Client) -> None:
             )
             with contextlib.suppress(TimeoutError):
                 client.wait_for_workers(1, patience - untold)
-        task.release()
+        return task
     except (OSError, RuntimeError, AttributeError) as error:
         raise scheduler_lost(client, error) from error
 
