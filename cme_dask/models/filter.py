@@ -206,7 +206,7 @@ class FilterModel(Model):
         before = self._start(previous, sequences.count)
         points, last = self._advance(rows, sequences, before, self._ahead)
         embeddings = MeanEmbeddings(last, self.space)
-        return StateLaw(self, points, Labels.of(Y), functions or {}, embeddings)
+        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, embeddings)
 
     def smooth(
         self,
@@ -229,7 +229,7 @@ class FilterModel(Model):
         rows = law.points[:, rank:]
         after, _ = self._advance(rows, sequences.reversed, behind, self._behind)
         points = np.hstack([law.points[:, :rank], after])
-        return StateLaw(self, points, Labels.of(Y), functions or {}, law.last)
+        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, law.last)
 
     def score(self, Y: Any, group: Any = None) -> float:
         """Mean log likelihood of the observations given those before, see :class:`StateLaw`.

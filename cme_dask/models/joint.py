@@ -430,7 +430,7 @@ class JointModel(PairModel):
         reverse = X is None
         values, variable, name = (Y, self.y, "Y") if reverse else (X, self.x, "X")
         points = query_points(values, variable, name)
-        labels = Labels.of(values, len(variable.columns.given.names))
+        labels = Labels.of(values, len(points))
         return ConditionalLaw(self, reverse, points, labels, functions or {})
 
     def moment_sums(self) -> MomentSums:

@@ -534,7 +534,7 @@ class ConditionalLaw:
         """Quantiles at some of the points, by their positions (b,), shape (b, k, len(columns))."""
         law = self
         if len(rows) < len(self.points):
-            points, labels = self.points[rows], Labels.of(self.points[rows])
+            points, labels = self.points[rows], Labels()
             law = type(self)(self.model, self.reverse, points, labels, self.functions)
         return law._fill(law._law.quantile, levels=levels, columns=columns)
 

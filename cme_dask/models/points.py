@@ -94,9 +94,9 @@ class Labels:
     rows: tuple[str, Any] | None = None
 
     @classmethod
-    def of(cls, values: Any, width: int = 1) -> "Labels":
-        """Those of points of so many columns as users give them; none for arrays and lists."""
-        one_row = width > 1 and getattr(values, "ndim", 2) == 1
+    def of(cls, values: Any, rows: int) -> "Labels":
+        """Those of so many points as users give them; none for arrays and lists."""
+        one_row = getattr(values, "ndim", 2) == 1 and len(values) != rows
         # What is not imported can't have made them.
         pandas, xarray = sys.modules.get("pandas"), sys.modules.get("xarray")
         if pandas is not None and isinstance(values, (pandas.DataFrame, pandas.Series)):
@@ -270,9 +270,11 @@ def query_points(
     if columns.imputation is not None:
         given = columns.given
     names = given.names
-    parts = None if type(values) is np.ndarray else _table_columns(values, given, name)
-    if parts is None:  # rows: numbers or, with labels among them, objects
+    parts = None
+    if type(values) is not np.ndarray:
         values = unmasked(values)
+        parts = _table_columns(values, given, name)
+    if parts is None:  # rows: numbers or, with labels among them, objects
         try:
             own = np.asarray(values).dtype
             numeric = not given.categories or own.kind in "biuf"

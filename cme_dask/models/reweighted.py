@@ -171,7 +171,7 @@ class ReweightedModel(Model, _JointLaw):
             self,  # type: ignore[arg-type]
             True,
             points,
-            Labels.of(Y, len(self.y.columns.given.names)),
+            Labels.of(Y, len(points)),
             functions or {},
         )
 
