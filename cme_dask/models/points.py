@@ -579,7 +579,7 @@ def function_values(
 
 
 def no_event(name: str) -> DataError:
-    """The error of a function whose probability is asked for."""
+    """The error for the probability of a function that is no event."""
     return DataError(f"event {name!r} must be true or false at each row: ask for expect(f)")
 
 

@@ -242,7 +242,7 @@ class ConformalScores:
         return replace(self, by=by, groups=groups)
 
     def of_label(self, label: str | None) -> "ConformalScores":
-        """The scores of the rows of a label; none, so that no level is told, if no row has it."""
+        """The scores of the rows of a label; empty, for infinite intervals, if no row has it."""
         found = None if label is None else self.groups.get(label)
         if found is not None:
             return found

@@ -38,7 +38,7 @@ def sorted_crps(weights: Array, atoms: Array, y: Array) -> Array:
 def column_deviations(values: Array, weights: Array) -> Array:
     """Weighted standard deviations of columns, shape (q,); infinite of those that are constant.
 
-    So errors over them count nothing in columns without an error to speak of.
+    Errors divided by them are 0 in constant columns.
 
     Parameters
     ----------

@@ -397,9 +397,9 @@ def awaited_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _wait_for_a_worker(client: Client) -> Future | None:
-    """Wait until there is one, or patience ends; the task by which it was asked for.
+    """Wait until there is one, or patience ends, with a warning if that takes long.
 
-    Who waits for long is told.
+    Returns the task that made an adaptive cluster start it.
     """
     patience, at = _patience(), client.scheduler.address
     info = {"event": "waiting for workers", "seconds": patience}
