@@ -277,8 +277,6 @@ def test_an_interrupted_test_goes_on_where_it_was(tmp_path):
     assert again.reports[0].resumed_strips == 5
     write_store(tmp_path / "s", a, a)
     words = ["independence", str(tmp_path / "s"), "--checkpoint", str(tmp_path / "cli")]
-    done = CliRunner().invoke(cli, ["test", *words, "--shard", "1/2"])
-    assert (done.exit_code, "leave out --shard" in done.stderr) == (2, True)
     done = CliRunner().invoke(cli, ["test", *words])
     assert done.exit_code == 0
     assert not (tmp_path / "cli").exists()

@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import cli as study
 from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load, open_sample
-from cme_dask.cli import cli, plots
+from cme_dask.cli import cli, plots, runner
 from cme_dask.cli.schema import read_job
+from cme_dask.data import model_file, writer
 from cme_dask.models import plots as drawing
 
 ROOT = Path(__file__).parents[1]
@@ -240,6 +241,78 @@ def test_overwriting_removes_the_picture_of_an_earlier_run(job, monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)
     assert run(path, "--out", out, "--overwrite")[0] == 0
     assert not (out / "report.png").exists()
+
+
+def stop(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("where", "more"),
+    [
+        ((writer.SampleWriter, "finish"), ()),  # in the ingest, which continues by itself
+        ((runner, "fit_sample"), ()),
+        ((model_file, "write_model"), ("--overwrite",)),
+        ((runner, "write_json"), ()),
+    ],
+)
+def test_a_job_with_a_checkpoint_continues(job, monkeypatch, where, more):
+    """One command begins, continues from wherever it was stopped, and is complete."""
+    path, rows = job
+    out, folder = path.with_name("out"), path.with_name("run")
+    words = (path, "--out", out, "--checkpoint", folder, "--json", *more)
+    if more:
+        assert run(path, "--out", out, "--set", "fit.max_rank=4")[0] == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*where, stop)
+        assert run(*words)[0] == 130
+    assert not (out / "report.json").exists() or more
+    with pytest.MonkeyPatch.context() as patch:
+        if where[0] is not writer.SampleWriter:  # the sample is there, and not made again
+            patch.setattr(runner, "_make_sample", stop)
+        code, stdout, err = run(*words)
+    assert code == 0, err
+    result = json.loads(stdout)
+    assert result["ingest"]["rows_kept"] == len(rows)
+    assert (result["fit"]["resumed_strips"] > 0) == (where[1] in ("write_model", "write_json"))
+    assert not folder.exists()
+    report = json.loads((out / "report.json").read_text())
+    assert report == {"cme_dask": "job", **result, "run": report["run"]}
+    whole = path.with_name("whole")
+    assert run(path, "--out", whole)[0] == 0
+    wanted = json.loads((whole / "report.json").read_text())
+    for key in ("points", "ingest", "evaluation"):
+        timeless = ("store", "rows_resumed")
+        one, two = (
+            {k: v for k, v in each[key].items() if k not in timeless}
+            if key == "ingest"
+            else each[key]
+            for each in (report, wanted)
+        )
+        assert one == two, key
+    monkeypatch.setattr(runner, "fit_sample", stop)
+    code, stdout, err = run(*words)
+    assert (code, json.loads(stdout)["complete"]) == (0, True)
+    assert "is complete: this run has made it before" in err
+
+
+def test_a_checkpoint_is_of_one_job_and_its_files(job, monkeypatch):
+    path, _ = job
+    out, folder = path.with_name("out"), path.with_name("run")
+    words = (path, "--out", out, "--checkpoint", folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(model_file, "write_model", stop)
+        assert run(*words)[0] == 130
+    for change in (("--set", "fit.max_rank=5"), ("--out", path.with_name("other"))):
+        code, _, err = run(*words, *change, "--overwrite")
+        assert (code, "holds no checkpoint of this run" in err) == (2, True), err
+    assert not path.with_name("other").exists()
+    with path.with_name("t.csv").open("a") as file:
+        file.write("0.5,0.5\n")
+    code, _, err = run(*words)
+    assert (code, "holds no checkpoint of this run" in err) == (2, True), err
+    code, _, err = run(path, "--out", path.with_name("third"), "--checkpoint", path)
+    assert (code, "job.toml" in err) == (2, True), err
 
 
 def test_a_bad_file_is_named(tmp_path):

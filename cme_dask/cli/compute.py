@@ -106,20 +106,14 @@ class CheckpointOptions:
     resume: bool = False
     shard: tuple[int, int] | None = None
 
-    def check(self, *, shards: bool = False) -> None:
-        """Refuse options that contradict each other; DataError.
-
-        Parameters
-        ----------
-        shards
-            Whether the command can be divided into shares.
-        """
+    def check(self) -> None:
+        """Refuse options that contradict each other; DataError."""
         if self.folder is None and (self.resume or self.shard is not None):
             raise DataError("--resume and --shard need --checkpoint, the folder of the run")
-        if self.shard is not None and not shards:
-            raise DataError("shards are for `cme-dask fit`: leave out --shard")
 
-    def run_of(self, command: str, depends_on: "Mapping[str, Any]", sample: "Sample") -> str | None:
+    def run_of(
+        self, command: str, depends_on: "Mapping[str, Any]", *samples: "Sample"
+    ) -> str | None:
         """A fingerprint of the run, for its output; None without a checkpoint.
 
         Parameters
@@ -128,14 +122,27 @@ class CheckpointOptions:
             Its name.
         depends_on
             Its options, but for where it runs.
-        sample
-            The rows.
+        samples
+            The rows, where there are some before the run.
         """
         from cme_dask.passes.checkpoint import about_run, token_of
 
         if self.folder is None:
             return None
-        return token_of(about_run(f"cme-dask {command}", depends_on, sample), command)
+        return token_of(about_run(f"cme-dask {command}", depends_on, *samples), command)
+
+    def noted(self, run: str | None) -> Any:
+        """What an earlier start of the run had to say before its fit; None if there was none."""
+        from cme_dask.passes.checkpoint import noted
+
+        return None if self.folder is None or run is None else noted(self.folder, run)
+
+    def note(self, run: str | None, value: Any) -> None:
+        """Keep what the run has to say before its fit, so that it is not done twice."""
+        from cme_dask.passes.checkpoint import note
+
+        if self.folder is not None and run is not None:
+            note(self.folder, run, value)
 
     def has_made(self, out: Path, run: str | None) -> bool:
         """Whether a model is that of this run."""

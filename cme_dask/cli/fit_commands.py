@@ -20,6 +20,7 @@ from cme_dask.cli.options import (
     overwrite_option,
     point_options,
     section_options,
+    shard_options,
     x_option,
     y_option,
 )
@@ -77,7 +78,7 @@ from cme_dask.config import TOL
     help="Only predict ranks, passes, seconds by part and peak memory, from the row sample and "
     "three strips of the pass computed on each worker; --out is not needed.",
 )
-@checkpoint_options
+@shard_options
 @compute_options
 @device_options
 @overwrite_option

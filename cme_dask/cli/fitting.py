@@ -281,7 +281,7 @@ def fit_and_save(
     A shard makes no model: its description says which share it has computed. With a checkpoint, a
     model that the same run has made before is described, and nothing is done.
     """
-    checkpoint.check(shards=True)
+    checkpoint.check()
     check_output(out, model_file.OUTPUT, overwrite or checkpoint.folder is not None)
     sample = rows.open(options)
     run = checkpoint.run_of("fit", {"options": options.model_dump_json()}, sample)
@@ -453,7 +453,7 @@ def tune(
     sample = rows.open(options)
     run = checkpoint.run_of("tune", {"options": options.model_dump_json()}, sample)
     if checkpoint.has_made(paths["model"], run):
-        if (made := _result_of(paths["trace"], run)) is not None:
+        if (made := result_of(paths["trace"], run)) is not None:
             checkpoint.finish_own(run)
             return made
         overwrite = True
@@ -473,16 +473,16 @@ def tune(
     return result
 
 
-def _result_of(trace: Path, run: str | None) -> Result | None:
-    """What the trace of this run says; None if it is of another one, or none is there."""
+def result_of(written: Path, run: str | None) -> Result | None:
+    """What the trace or report of this run says; None if it is of another one, or none is there."""
     try:
-        made = json.loads(trace.read_text(encoding="utf-8"))
+        made = json.loads(written.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(made, dict) or made.get("run") != run:
         return None
     with ProgressLines() as progress:
-        progress.say(f"{trace.parent} is complete: this run has made it before")
+        progress.say(f"{written.parent} is complete: this run has made it before")
     return {**made, "complete": True}
 
 

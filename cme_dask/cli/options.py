@@ -383,15 +383,13 @@ def device_options(command: Command) -> Callable[..., Any]:
     return where(on_device)  # type: ignore[no-any-return]
 
 
-def checkpoint_options(command: Command) -> Callable[..., Any]:
-    """Where partial sums are saved, as the ``checkpoint`` of the command."""
-
+def _checkpointing(command: Command, *, shards: bool) -> Callable[..., Any]:
     @functools.wraps(command)
     def checkpointing(
         *arguments: Any,
         checkpoint: Path | None,
         resume: bool,
-        shard: tuple[int, int] | None,
+        shard: tuple[int, int] | None = None,
         **options: Any,
     ) -> Any:
         from cme_dask.cli.compute import CheckpointOptions
@@ -400,6 +398,13 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             *arguments, checkpoint=CheckpointOptions(checkpoint, resume, shard), **options
         )
 
+    share_of_rows = click.option(
+        "--shard",
+        type=share,
+        metavar="I/K",
+        help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
+        "without --shard then adds them up.",
+    )
     folder = together(
         click.option(
             "--checkpoint",
@@ -409,12 +414,16 @@ def checkpoint_options(command: Command) -> Callable[..., Any]:
             "After an interruption, repeat the same command.",
         ),
         click.option("--resume", is_flag=True, hidden=True),  # which --checkpoint does by itself
-        click.option(
-            "--shard",
-            type=share,
-            metavar="I/K",
-            help="Compute only the I-th (from 1) of K shares into the checkpoint; the same command "
-            "without --shard then adds them up.",
-        ),
+        *([share_of_rows] if shards else []),
     )
     return folder(checkpointing)  # type: ignore[no-any-return]
+
+
+def checkpoint_options(command: Command) -> Callable[..., Any]:
+    """Where partial sums are saved, as the ``checkpoint`` of the command."""
+    return _checkpointing(command, shards=False)
+
+
+def shard_options(command: Command) -> Callable[..., Any]:
+    """The options of a checkpoint, for a command whose pass can be divided into shares."""
+    return _checkpointing(command, shards=True)

@@ -8,6 +8,7 @@ import click
 from cme_dask.cli.app import cli
 from cme_dask.cli.options import (
     Shown,
+    checkpoint_options,
     compute_options,
     device_options,
     examples,
@@ -38,6 +39,7 @@ from cme_dask.cli.values import count, output, output_folder
     metavar="KEY=VALUE",
     help="Change a key of the job, such as fit.tol=1e-4; repeatable.",
 )
+@checkpoint_options
 @compute_options
 @device_options
 @overwrite_option
@@ -47,6 +49,7 @@ def run(
     data: Path | None,
     out: Path | None,
     changes: tuple[str, ...],
+    checkpoint: Any,
     compute: Any,
     overwrite: bool,
 ) -> Shown:
@@ -67,6 +70,7 @@ def run(
             compute=compute,
             overwrite=overwrite,
             progress=progress,
+            checkpoint=checkpoint,
         )
     return result, job_tables(result)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cme_dask.cli import plots
-from cme_dask.cli.compute import Compute, prepare_folder
+from cme_dask.cli.compute import CheckpointOptions, Compute, prepare_folder
 from cme_dask.cli.describe import describe_ingest
-from cme_dask.cli.fitting import describe_fit, fit_sample
+from cme_dask.cli.fitting import describe_fit, fit_sample, result_of
 from cme_dask.cli.plots import (
     curves_picture,
     evaluation_picture,
@@ -59,8 +59,12 @@ def run_job(
     compute: Compute,
     overwrite: bool,
     progress: ProgressLines,
+    checkpoint: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
 ) -> Result:
     """Do all of a job; everything it writes goes to ``out`` under fixed names.
+
+    With a checkpoint, a sample that an earlier start of the same run has made is fitted, the fit
+    continues where it was, and a run that is complete is told again.
 
     Returns
     -------
@@ -70,12 +74,29 @@ def run_job(
     ------
     DataError
         If outputs exist already, before any work, or the job does not fit its data.
+    StoreError
+        If the checkpoint is damaged, or of another run.
     """
     begin = time.perf_counter()
     questions = Questions.of(job)
-    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, {"--report": compute.report})
+    checkpoint.check()
     paths = {key: out / name for key, name in OUTPUTS.items()}
-    origin = _make_sample(job, data, paths["sample"], overwrite, progress)
+    run = _run_of(job, data, out, checkpoint)
+    made = result_of(paths["report"], run) if checkpoint.has_made(paths["model"], run) else None
+    if made is not None:
+        checkpoint.finish_own(run)
+        return made
+    origin = checkpoint.noted(run)
+    if not paths["sample"].exists():
+        origin = None
+    overwrite = overwrite or origin is not None  # what lies there is of this run
+    beside = {"--report": compute.report, "--checkpoint": checkpoint.folder}
+    prepare_folder(out, OUTPUTS.values(), overwrite, _KINDS, beside)
+    if origin is None:
+        origin = _make_sample(job, data, paths["sample"], overwrite, progress)
+        checkpoint.note(run, origin)
+    else:
+        progress.say(f"{paths['sample']} is complete: this run has made it before")
     sample = open_sample(paths["sample"])
     questions = questions.with_labels(sample, job.fit)
     held_out = None
@@ -83,10 +104,10 @@ def run_job(
         held = job.evaluate
         sample, held_out = sample.split(held.hold_out, job.fit.fold_by, held.seed)
     with compute.open() as scheduler:
-        estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress)
+        estimator, memory = fit_sample(sample, job.fit, scheduler, compute, progress, checkpoint)
         model: Any = estimator.model_  # of embeddings only the scores are reported
         fit = describe_fit(estimator, memory, str(paths["model"]))
-        estimator.save(paths["model"], overwrite=overwrite)
+        checkpoint.write(model, paths["model"], overwrite, run)
         sample = like_fit(sample, model, model.x.columns)
         if held_out is not None:
             held_out = like_fit(held_out, model, model.x.columns)
@@ -112,8 +133,27 @@ def run_job(
     for key, path in _pictures(result, paths, overwrite, progress).items():
         result["outputs"][key] = path
     result["seconds"] = time.perf_counter() - begin
-    write_json(paths["report"], REPORT, result, overwrite=overwrite)
+    marked = result if run is None else {**result, "run": run}
+    write_json(paths["report"], REPORT, marked, overwrite=overwrite)
+    checkpoint.finish()
     return result
+
+
+def _run_of(job: Job, data: Path, out: Path, checkpoint: CheckpointOptions) -> str | None:
+    """The fingerprint of a job on its input files; None without a checkpoint."""
+    if checkpoint.folder is None:
+        return None
+    depends_on: dict[str, Any] = {"job": job.model_dump_json(), "out": str(out.resolve())}
+    if job.ingest is not None:
+        from cme_dask.data.ingest import find_sources
+
+        sources = find_sources(_files(job.ingest, data))
+        depends_on["files"] = [(source.name, source.fingerprint()) for source in sources]
+    return checkpoint.run_of("run", depends_on)
+
+
+def _files(section: IngestSection, data: Path) -> list[str]:
+    return [file if "://" in file else str(data / file) for file in section.files]
 
 
 def _make_sample(
@@ -131,7 +171,7 @@ def _ingest(
     from cme_dask.data.ingest import ingest
 
     report = ingest(
-        [file if "://" in file else str(data / file) for file in section.files],
+        _files(section, data),
         path,
         **section.model_dump(exclude={"files"}),
         resume=True,

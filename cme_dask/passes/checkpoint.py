@@ -44,9 +44,10 @@ KIND, SCHEMA_VERSION = "checkpoint", 6
 
 _BLOCKS = 64
 _TRIALS, _TRIALS_PER_WRITING = "trials", 20.0
-_MANIFEST, _SIGN, _PASS, _TOTAL = "zarr.json", "sign", "pass.json", "total"
+_MANIFEST, _SIGN, _NOTE, _PASS, _TOTAL = "zarr.json", "sign", "note", "pass.json", "total"
 _OURS = re.compile(
-    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|({_SIGN}|saving)-[0-9a-f]+|\.seen-[0-9a-f]+"
+    rf"lock|zarr\.json|\.zarr\.json\.[0-9a-f]{{8}}|({_SIGN}|{_NOTE}|saving)-[0-9a-f]+"
+    rf"|\.{_NOTE}-[0-9a-f]+\.[0-9a-f]{{8}}|\.seen-[0-9a-f]+"
     r"|pass-\d{3}|\.?[a-z]+-\d{9}(\.[0-9a-f]{8})?"
 )
 """Names of what a run writes into the folder of its checkpoint."""
@@ -425,10 +426,7 @@ def checkpointed_run(
         yield None
         return
     _check_shard(shard)
-    path = Path(os.path.abspath(folder))
-    if not path.parent.is_dir():
-        raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
-    check_not_inside(path)
+    path = _checked(folder)
     with disk_errors(path):
         _sweep(path)
         known = path.is_dir() and any(path.iterdir())
@@ -450,6 +448,59 @@ def checkpointed_run(
         raise
     finally:
         os.close(descriptor)
+
+
+def _checked(folder: str | os.PathLike[str]) -> Path:
+    """The absolute path of the folder of a checkpoint, which need not be there."""
+    path = Path(os.path.abspath(folder))
+    if not path.parent.is_dir():
+        raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
+    check_not_inside(path)
+    return path
+
+
+def note(folder: Path, run: str, value: Any) -> None:
+    """Keep what a command has to say of its work before the fit, until that is complete.
+
+    Parameters
+    ----------
+    folder
+        Of the checkpoint, which the fit need not have begun.
+    run
+        The fingerprint of the command's run.
+    value
+        Plain values, as :func:`cme_dask.data.partials.write_partial` takes them.
+
+    Raises
+    ------
+    ResourceError
+        If the folder can't be written to.
+    """
+    path = _checked(folder)
+    with disk_errors(path):
+        path.mkdir(exist_ok=True)
+    write_partial(path / f"{_NOTE}-{run}", value, (), place=run, flush=True)
+
+
+def noted(folder: Path, run: str) -> Any:
+    """What :func:`note` has kept of this run, None if it did not come to that.
+
+    Raises
+    ------
+    DataError
+        If the folder that it is to lie in does not exist.
+    StoreError
+        If the note is damaged, or another run has begun in the folder.
+    """
+    path = _checked(folder)
+    if (path / f"{_NOTE}-{run}").exists():
+        return read_partial(path / f"{_NOTE}-{run}", (), place=run)
+    if path.is_dir() and _holds(path, ("lock",)):
+        raise StoreError(
+            f"{path} holds no checkpoint of this run, of which options, input files and output are "
+            "a part: choose another folder, or remove this one to start again"
+        )
+    return None
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -500,9 +551,9 @@ def _sweep(folder: Path) -> None:
 
 
 def _holds(path: Path, known: tuple[str, ...]) -> bool:
-    """Whether something lies in a folder beside what is known there, signs and drafts."""
+    """Whether something lies in a folder beside what is known there, signs, notes and drafts."""
     names = (item.name for item in path.iterdir())
-    return any(n not in known and not n.startswith((".", f"{_SIGN}-")) for n in names)
+    return any(n not in known and not n.startswith((".", f"{_SIGN}-", f"{_NOTE}-")) for n in names)
 
 
 def _settle(path: Path, manifest: Any, description: dict[str, dict[str, str]]) -> str:
