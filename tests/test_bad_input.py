@@ -188,6 +188,12 @@ def test_masked_values_are_missing_values(few, fitted):
     for points in (masked, {"x0": masked[:, 0], "x1": masked[:, 1]}):
         with Refused(DataError, r"column 'x0' has 1 \(first at row 11\)"):
             fitted.expect("y0", points)
+    lazy = da.from_array(masked, chunks=(50, 2))
+    with Refused(DataError, r"column 'x0' has 1 \(first at row 11\)"):
+        joint().fit(lazy, da.from_array(few[1], chunks=(50, 1)))
+    weights = np.ma.masked_array(np.ones(len(masked)), mask=masked.mask[:, 0])
+    with Refused(DataError, r"'weights' has 1 \(first at row 11\)"):
+        joint().fit(*few, weights=da.from_array(weights, chunks=50))
 
 
 @pytest.mark.parametrize("kind", [as_numpy, as_dask, as_store])

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from zarr.storage import FsspecStore, ZipStore
 
 from cme_dask import (
     ConditionalMeanEmbedding,
@@ -32,7 +34,13 @@ from cme_dask.cli.compute import CheckpointOptions
 from cme_dask.data.partials import read_partial, write_partial
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
-from cme_dask.passes.checkpoint import Checkpoint, block_rows, checkpointed_run, discard
+from cme_dask.passes.checkpoint import (
+    Checkpoint,
+    about_run,
+    block_rows,
+    checkpointed_run,
+    discard,
+)
 from cme_dask.passes.progress import Event
 
 # Few pivots are enough here: bits are compared.
@@ -308,6 +316,80 @@ def test_functions_of_a_module_are_what_it_says(store, tmp_path, monkeypatch):
         joint().fit(store, checkpoint=folder, **here)
 
 
+HELPED = """
+import held
+import helpers
+from cme_dask.passes.checkpoint import about_run
+
+def scaled(y):
+    def one(v):
+        return helpers.scale(v)
+    return one(y)
+
+for value in (scaled, held.Held()):
+    print(about_run("fit", {"functions": value}, *[])["configuration"]["functions"])
+"""
+
+
+def test_functions_of_a_script_are_also_what_they_call(tmp_path):
+    """Modules that they name or that their classes derive from, and what these import."""
+    (tmp_path / "script.py").write_text(HELPED)
+    (tmp_path / "factors.py").write_text("FACTOR = 1.0\n")
+    (tmp_path / "held.py").write_text("from helpers import Base\n\nclass Held(Base):\n    pass\n")
+    (tmp_path / "helpers.py").write_text(
+        "import factors\n\ndef scale(v):\n    return v * factors.FACTOR\n\nclass Base:\n    pass\n"
+    )
+
+    def told():
+        script = [sys.executable, str(tmp_path / "script.py")]
+        done = subprocess.run(script, check=True, capture_output=True, text=True, env=here)
+        return done.stdout.split("\n")[:2]
+
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    before = told()
+    assert told() == before
+    for name, text in (("factors", "FACTOR = 100.0\n"), ("helpers", "import factors\n")):
+        more = (tmp_path / f"{name}.py").read_text() if name == "helpers" else ""
+        (tmp_path / f"{name}.py").write_text(more + text)
+        after = told()
+        assert all(a != b for a, b in zip(before, after, strict=True)), name
+        before = after
+
+
+@pytest.mark.parametrize("place", ["memory", "zip", "url"])
+def test_changed_rows_of_stores_that_are_no_folder_are_seen(tmp_path, place):
+    """The change is not in the last bytes of its chunk."""
+    rows = np.random.default_rng(0).normal(size=(4000, 2))
+    held = {}
+
+    def array(values):
+        if place == "url":
+            store = FsspecStore.from_url(f"memory://{tmp_path.name}")
+        elif place == "zip":
+            (tmp_path / "x.zip").unlink(missing_ok=True)
+            store = ZipStore(tmp_path / "x.zip", mode="w")
+        else:
+            store = held
+        zarr.create_array(store, data=values, chunks=(2000, 2), overwrite=True)
+        if place == "zip":
+            store.close()
+            store = ZipStore(tmp_path / "x.zip", mode="r")
+        return open_sample(zarr.open_array(store, mode="r"))
+
+    before = about_run("fit", {}, array(rows))["data"]["values of x"]
+    assert about_run("fit", {}, array(rows))["data"]["values of x"] == before or place == "url"
+    rows[0, 0] += 1.0
+    assert about_run("fit", {}, array(rows))["data"]["values of x"] != before
+
+
+def test_rows_that_lie_otherwise_in_memory_are_others(tmp_path):
+    """Tokens of Dask do not tell a matrix from its transpose."""
+    square = np.random.default_rng(0).normal(size=(50, 50))
+    one, two = (about_run("fit", {}, open_sample(each))["data"] for each in (square, square.T))
+    assert one["values of x"] != two["values of x"]
+    assert about_run("fit", {}, open_sample(square.copy()))["data"] == one
+
+
 def test_changed_rows_of_other_stores_are_seen(tmp_path):
     """Without checksums in the chunks: by what the filesystem says of their files."""
     rng = np.random.default_rng(0)
@@ -372,6 +454,25 @@ def test_changed_rows_are_refused_by_name(store, begun, tmp_path):
 def test_a_part_of_the_rows_is_another_run(store, begun):
     with pytest.raises(StoreError, match="data 'part' was"):
         joint().fit(open_sample(store).split(0.5)[0], checkpoint=begun)
+    sample = open_sample(store)
+    parts = [
+        *(sample.split(0.2, seed=seed)[0] for seed in (0, 1)),
+        *(sample.split(share)[0] for share in (0.2001, 0.2002)),
+        *sample.k_fold(3)[0],
+    ]
+    told = [about_run("fit", {}, part)["data"]["part"] for part in parts]
+    assert len({*told}) == len(parts)
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [(5, "the path of a folder"), ("s3://bucket/run", "is mounted"), ("file", "is none")],
+)
+def test_what_is_no_folder_is_refused(store, tmp_path, monkeypatch, folder, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=says):
+        joint().fit(store, checkpoint=folder)
 
 
 def edit(path, change):

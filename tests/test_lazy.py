@@ -82,6 +82,25 @@ def test_gram_columns_equal_the_oracle_and_are_lazy(table, tmp_path, name, kind)
     np.testing.assert_array_equal(part, found[1000:1010, 3:5])
 
 
+def test_points_and_their_transpose_have_other_columns(table):
+    points = np.random.default_rng(0).normal(size=(2, 2))
+    one, two = (gram_columns(kernels.Gaussian(1.0), table, each) for each in (points, points.T))
+    first, second = da.compute(one, two, scheduler="synchronous")
+    np.testing.assert_array_equal(one.compute(scheduler="synchronous"), first)
+    np.testing.assert_array_equal(two.compute(scheduler="synchronous"), second)
+    assert abs(first - second).max() > 0.01
+
+
+def test_a_folder_of_others_that_is_written_anew_has_other_names(table, tmp_path):
+    """A cluster that still held its rows of before would answer with these."""
+    names = []
+    for rows in (table, table + 1.0):
+        zarr.create_array(str(tmp_path / "x"), data=rows, chunks=(600, 2), overwrite=True)
+        names.append(gram_columns(kernels.Gaussian(1.0), str(tmp_path / "x"), table[:3]).name)
+        names.append(gram_columns(kernels.Gaussian(1.0), str(tmp_path / "x"), table[:3]).name)
+    assert names[0] == names[1] != names[2] == names[3]
+
+
 def test_no_chunk_is_read_before_and_each_once_after(table, tmp_path, monkeypatch):
     """Also where the columns are divided: their blocks share the rows."""
     monkeypatch.setattr(lazy, "_COLUMNS", 4)

@@ -244,7 +244,9 @@ def test_wrong_uses_end_with_2_or_3(store, model, tmp_path):
     transform = ("transform", store, "--model", path, "--out", new)
     assert_refused(2, *transform[:-1], store, says="would replace the input STORE")
     assert_refused(2, *transform, "--dtype", "int8", says="'int8' is not one of")
-    assert_refused(2, *transform, "--chunk-rows", 2**40, says="--chunk-rows must lie between")
+    assert_refused(
+        2, *transform, "--chunk-rows", 2**40, says="--chunk-rows must be an integer from 1 to"
+    )
     assert_refused(3, *transform, "--memory-limit", "10MB", says="lower --chunk-rows")
     assert_refused(2, "transform", store, "--model", store, "--out", new, says="'model' was")
     assert_refused(2, "transform", path, "--model", path, "--out", new, says="'sample' was")

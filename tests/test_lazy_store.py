@@ -395,7 +395,7 @@ def test_chunks_that_are_not_there_at_the_end_are_missed(rows, fits, tmp_path, m
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"chunk_rows": 0}, DataError, "chunk_rows must lie between 1 and"),
+        ({"chunk_rows": 0}, DataError, "chunk_rows must be an integer from 1 to"),
         ({"dtype": "int8"}, DataError, "dtype must be one of float64, float32, got 'int8'"),
         ({"dtype": "nonsense"}, DataError, "dtype must be one of float64, float32"),
         ({"workers": 0}, DataError, "workers must be an integer"),

@@ -522,6 +522,19 @@ def test_rows_that_are_left_out_already_stay_left_out(frame, imputing):
     assert fit.report_.rows == whole.sum()
 
 
+def test_infinite_values_of_rows_that_are_left_out_and_filled_in_are_named(frame, imputing):
+    x, y, _ = frame
+    whole = np.flatnonzero(x.notna().all(axis=1) & y.notna())
+    bad = y.copy()
+    bad.iloc[whole[3]] = np.inf
+    sample = open_sample(x, bad).drop_missing()
+    says = rf"has 1 \(first at row {whole[3]}\)"
+    with pytest.raises(DataError, match=says):
+        JointDistribution(kernel_x=KERNEL, **FILLED, missing="impute").fit(sample)
+    with pytest.raises(DataError, match=says):
+        score(imputing, sample)
+
+
 def test_learned_kernels_and_scores_take_rows_filled_in(frame):
     x, y, _ = frame
     few = Tuning(rows=200, evaluations=1, finalists=1, averaged=1)

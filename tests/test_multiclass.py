@@ -5,6 +5,7 @@ import json
 import math
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -469,6 +470,12 @@ def test_one_label_and_missing_labels(table):
         again = MulticlassEmbedding(**given, missing="drop").fit(*rows, weights=weights)
         np.testing.assert_array_equal(again.predict_proba(points), left.predict_proba(points))
         assert again.model_.about["missing"]["rows"] == 60
+    frame = dd.from_pandas(pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": some}), npartitions=3)
+    again = MulticlassEmbedding(**given, missing="drop").fit(
+        frame[["a", "b"]], frame["y"], weights=weights
+    )
+    assert again.model_.about["missing"]["rows"] == 60
+    np.testing.assert_allclose(again.predict_proba(points), left.predict_proba(points))
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -6,6 +6,7 @@ import signal
 import site
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import ForkedPool, write_store
+from dask.callbacks import Callback
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
@@ -79,6 +81,26 @@ def test_the_example_takes_40_lines_and_equals_the_definition(example, store):
     result, _ = run(open_sample(store).split(0.3)[1], example(3), THREADS)
     part = open_sample(store).split(0.3)[1].part.selects(np.arange(N), {})
     assert_allclose(result, naive(y[part], w[part], fold_of_rows(0, N, 3)[part], 3), rtol=1e-9)
+
+
+def test_runs_at_once_have_their_progress_each(example, store):
+    """Callbacks that are registered with Dask are lost to another run in the same process."""
+    told = [[], [], []]
+
+    def run_some(own):
+        for _ in range(8):
+            events = []
+            where = RunOptions(scheduler="threads", workers=2, progress=events.append)
+            _, report = run(open_sample(store), example(), where)
+            own.append((sum(event.rows > 0 for event in events), report.tasks))
+
+    threads = [threading.Thread(target=run_some, args=(own,)) for own in told]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(events >= tasks for own in told for events, tasks in own)
+    assert Callback.active == set()
 
 
 def test_every_scheduler_gives_the_same_bits(example, store, cluster):

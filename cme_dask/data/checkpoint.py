@@ -154,11 +154,11 @@ class ResumableOutput:
     def arrays(self) -> dict[str, Array]:
         """The arrays of the last checkpoint."""
         assert self._state is not None
-        path = self._folder / self._state["arrays"]
         try:
+            path = self._folder / self._state["arrays"]
             with path.open("rb") as file, np.load(file) as stored:
                 return {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (LookupError, TypeError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"the interrupted ingest in {self._folder} is damaged ({error}): "
                 f"{switch('overwrite')} starts again"

@@ -1,9 +1,10 @@
 """Stores of Zarr that are read without trust, and hold chunks against a list of their checksums."""
 
 import asyncio
+import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
-from cme_dask.data.remote import WholeFilesOnly, explained, with_persistence
+from cme_dask.data.remote import WholeFilesOnly, explained, time_mark, with_persistence
 from cme_dask.errors import without_secrets
 
 # Chunks know their checksums, but not their place: stores of rows list the checksum of each chunk
@@ -31,7 +32,7 @@ CHECKSUM_BYTES = 4
 Checksums: TypeAlias = Mapping[str, Any]
 """Of the chunks along the first axis of arrays, by path of the array, uint32."""
 
-_AT_ONCE = 32  # chunks whose last bytes are read
+_AT_ONCE = 32  # chunks that are looked at
 
 
 def check_place(
@@ -46,9 +47,7 @@ def check_place(
         raise OSError("its checksum is not that of the chunk that was written here")
 
 
-def chunk_ends(
-    array: zarr.Array[Any], keys: Iterable[str], beside: Callable[[str], bytes] = lambda key: b""
-) -> list[bytes]:
+def chunk_ends(array: zarr.Array[Any], keys: Iterable[str]) -> list[bytes]:
     """The last bytes of chunks, which are their checksum in stores of ours.
 
     Parameters
@@ -57,23 +56,64 @@ def chunk_ends(
         Whose store they are in.
     keys
         Of the chunks.
-    beside
-        What to append for a key that is there.
     """
+    last = SuffixByteRequest(CHECKSUM_BYTES)
 
-    async def ends() -> list[bytes]:
+    async def end(key: str) -> bytes:
+        part = await array.store.get(key, default_buffer_prototype(), last)
+        return b"gone" if part is None else part.to_bytes()
+
+    return _of_each(end, keys)
+
+
+def chunk_marks(array: zarr.Array[Any], keys: Iterable[str]) -> list[bytes]:
+    """What changes with the chunks of a store of others, whose last bytes are no checksum.
+
+    Of files in a folder, or behind a URL, these are the last bytes, the size, and the time of
+    change or ETag; a chunk that has neither of these is hashed.
+    """
+    store = array.store
+    inner = store._store if isinstance(store, CheckedStore) else store
+    prototype = default_buffer_prototype()
+
+    async def mark(key: str) -> bytes:
+        written = await _written(inner, key)
+        request = None if written is None else SuffixByteRequest(CHECKSUM_BYTES)
+        part = await store.get(key, prototype, request)
+        if part is None:
+            return b"gone"
+        if written is None:
+            return hashlib.sha256(part.to_bytes()).digest()
+        return part.to_bytes() + written.encode()
+
+    return _of_each(mark, keys)
+
+
+async def _written(store: Store, key: str) -> str | None:
+    """Size and time of change, or ETag, of the file of a key; None where these are not known."""
+    try:
+        if isinstance(store, LocalStore):
+            status = os.stat(store.root / key)
+            return f"{status.st_size} {status.st_mtime_ns}"
+        if isinstance(store, FsspecStore):
+            about = await store.fs._info(f"{store.path}/{key}" if store.path else key)
+            return time_mark(about)
+    except OSError:  # it is not there, as most chunks of values that are all alike
+        return None
+    return None
+
+
+def _of_each(mark: Callable[[str], Awaitable[bytes]], keys: Iterable[str]) -> list[bytes]:
+    async def marks() -> list[bytes]:
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def end(key: str) -> bytes:
+        async def one(key: str) -> bytes:
             async with gate:
-                part = await array.store.get(
-                    key, default_buffer_prototype(), SuffixByteRequest(CHECKSUM_BYTES)
-                )
-            return b"gone" if part is None else part.to_bytes() + beside(key)
+                return await mark(key)
 
-        return await asyncio.gather(*map(end, keys))
+        return await asyncio.gather(*map(one, keys))
 
-    result: list[bytes] = sync(ends())
+    result: list[bytes] = sync(marks())
     return result
 
 

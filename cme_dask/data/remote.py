@@ -50,6 +50,21 @@ async def persistent(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> 
         await asyncio.sleep(min(pause, _LONGEST))
 
 
+_MARKS = "mtime", "ETag", "etag", "LastModified", "Last-Modified", "updated", "created"
+
+
+def time_mark(about: Mapping[str, Any]) -> str | None:
+    """Size and time of change, or ETag, as a file system of fsspec tells them; None if it doesn't.
+
+    Parameters
+    ----------
+    about
+        What its ``info`` says of a file.
+    """
+    mark = next((about[key] for key in _MARKS if about.get(key) is not None), None)
+    return None if mark is None else f"{about.get('size')} {mark}"
+
+
 def is_http(url: str) -> bool:
     """Whether a URL is one of HTTP."""
     return url.startswith(("http://", "https://"))

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import zarr
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
-from cme_dask.data.guarded import GuardedStore, check_chunk, chunk_ends
+from cme_dask.data.guarded import GuardedStore, check_chunk, chunk_ends, chunk_marks
 from cme_dask.data.store import DECODE_ERRORS, brief, check_access, packed_bytes
 from cme_dask.errors import CmeDaskError, DataError, StoreError
 
@@ -138,7 +138,13 @@ class ArraySource(RowSource):
 
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
         """Of all values."""
-        return token(np.asarray(self.array), "rows")
+        return token(self.__dask_tokenize__(), "rows")
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """The values, and whether columns lie together: Dask's tokens leave that out."""
+        array = np.asarray(self.array)
+        by_columns = 1 not in array.shape and abs(array.strides[0]) < abs(array.strides[1])
+        return array, by_columns, self.offset
 
 
 class DerivedSource(RowSource):
@@ -426,11 +432,7 @@ class ZarrSource(RowSource):
         return [name for name in names if not sync(self.array.store.exists(name))]
 
     def fingerprint(self, token: Callable[[Any, str], str]) -> str:
-        """Of the last bytes of every chunk.
-
-        In stores of ours these are its checksum; of files of others their size and the time when
-        they were written count as well.
-        """
+        """Of every chunk: of its checksum in stores of ours, else see :func:`chunk_marks`."""
         array, rows = self.array, self.chunk_rows
         keys = (
             name
@@ -438,14 +440,15 @@ class ZarrSource(RowSource):
             for name in self._names(number)
         )
         digest = hashlib.sha256(repr((array.shape, str(array.dtype), rows)).encode())
-        root = None if self.whole else getattr(array.store, "root", None)  # of a local folder
-
-        def changed(key: str) -> bytes:
-            return b"" if root is None else _written(root / key)
-
-        for end in chunk_ends(array, keys, changed):
-            digest.update(end)
+        for mark in (chunk_ends if self.whole else chunk_marks)(array, keys):
+            digest.update(mark)
         return f"{digest.hexdigest()[:16]} {self.columns or ''}".strip()
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        """Of a folder of others also what its chunks hold now: its description does not tell."""
+        local = not self.whole and isinstance(self.array.store, LocalStore)
+        marks = self.fingerprint(str) if local else ""
+        return self.array, self.columns, self.whole, marks
 
     def check_listed(self, location: str) -> None:
         """StoreError if chunks of a local folder are missing, by a look at the names alone.
@@ -522,15 +525,6 @@ class ZarrSource(RowSource):
         return StoreError(
             f"rows {start} to {stop - 1} of {self.array.store} can't be read: {brief(error)}"
         )
-
-
-def _written(path: Path) -> bytes:
-    """Size and time of a file: chunks without a checksum show no change in their last bytes."""
-    try:
-        status = path.stat()
-    except OSError:
-        return b""
-    return f"{status.st_size} {status.st_mtime_ns}".encode()
 
 
 def take_rows(

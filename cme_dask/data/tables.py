@@ -13,6 +13,7 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.data.remote import explained as server_explained
+from cme_dask.data.remote import time_mark
 from cme_dask.errors import DataError, without_secrets
 
 BATCH_BYTES = 1 << 23
@@ -108,9 +109,7 @@ class FileSource:
         """Its size and time of change, or its ETag."""
         with self.explained():
             metadata = self.files.info(self.path)
-        marks = [metadata.get(key) for key in ("mtime", "ETag", "etag", "LastModified", "created")]
-        changed = next((mark for mark in marks if mark is not None), "")
-        return f"{metadata['size']} {changed}"
+        return time_mark(metadata) or f"{metadata['size']} "
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

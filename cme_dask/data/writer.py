@@ -192,9 +192,13 @@ def writing_sample(
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
     """DataError on a number of rows that no chunk may have."""
-    if chunk_rows is not None and not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
+    if chunk_rows is None:
+        return
+    whole = isinstance(chunk_rows, (int, np.integer)) and not isinstance(chunk_rows, bool)
+    if not whole or not 1 <= chunk_rows <= MAX_CHUNK_ROWS:
         raise DataError(
-            f"{option('chunk_rows')} must lie between 1 and {MAX_CHUNK_ROWS:,}, got {chunk_rows}"
+            f"{option('chunk_rows')} must be an integer from 1 to {MAX_CHUNK_ROWS:,}, got "
+            f"{chunk_rows!r}"
         )
 
 

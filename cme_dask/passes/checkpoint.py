@@ -9,13 +9,11 @@ Partial results are encoded by their structure: this module knows no reduction.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -36,11 +34,12 @@ from cme_dask.data.sample import Sample
 from cme_dask.data.store import check_access
 from cme_dask.errors import DataError, ResourceError, ShardDone, StoreError
 from cme_dask.numerics.reduction import strip_length
-from cme_dask.passes.cluster import run_on_workers, user_modules
+from cme_dask.passes.cluster import run_on_workers
+from cme_dask.passes.user_code import code_digests
 
 log = logging.getLogger("cme_dask.run")
 
-KIND, SCHEMA_VERSION = "checkpoint", 6
+KIND, SCHEMA_VERSION = "checkpoint", 7
 
 _BLOCKS = 64
 _TRIALS, _TRIALS_PER_WRITING = "trials", 20.0
@@ -452,7 +451,15 @@ def checkpointed_run(
 
 def _checked(folder: str | os.PathLike[str]) -> Path:
     """The absolute path of the folder of a checkpoint, which need not be there."""
-    path = Path(os.path.abspath(folder))
+    try:
+        text = os.fsdecode(folder)
+    except TypeError:
+        raise DataError(f"checkpoint must be the path of a folder, got {folder!r}") from None
+    if "://" in text:
+        raise DataError(f"checkpoint must be a folder on a file system that is mounted, got {text}")
+    path = Path(os.path.abspath(text))
+    if os.path.lexists(path) and not path.is_dir():
+        raise DataError(f"checkpoint must be a folder, and {path} is none: choose another path")
     if not path.parent.is_dir():
         raise DataError(f"the folder {path.parent} of the checkpoint does not exist: create it")
     check_not_inside(path)
@@ -673,10 +680,10 @@ def about_run(
         Its parameters, and what else it was given.
     samples
         The rows. Of a Zarr store the last bytes of every chunk are read, which are its checksum in
-        stores of ours, and of files of others when they were written, and their size; arrays in
-        memory are hashed; of a Dask array the name counts.
+        stores of ours, and of files of others when they were written, and their size, or else all
+        of the chunk; arrays in memory are hashed; of a Dask array the name counts.
     """
-    # A function of a module goes by its name: what the module says is part of what it is.
+    # A function of a module goes by its name: what its modules say is part of what it is.
     configuration = {"estimator": name} | {
         key: _fingerprint(value, key) for key, value in depends_on.items()
     }
@@ -693,29 +700,21 @@ def _fingerprint(value: Any, name: str) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     words = repr(value) if len(repr(value)) < 60 and " at 0x" not in repr(value) else ""
-    sources = [_digest(module) for module in sorted(user_modules(value))]
+    sources = code_digests(value)
     token = token_of((value, *sources) if sources else value, name)
     return f"{words or type(value).__name__} ({token[:12]})"
 
 
-def _digest(module: str) -> str:
-    """A fingerprint of the source of a module, where there is one."""
-    path = Path(getattr(sys.modules[module], "__file__", None) or "")
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-
-
 def _source_token(value: Any, name: str) -> str:
     """Of rows in memory, and of a function of rows."""
-    return (
-        token_of(value, name)[:16] if isinstance(value, np.ndarray) else _fingerprint(value, name)
-    )
+    return token_of(value, name)[:16] if name == "rows" else _fingerprint(value, name)
 
 
 def _rows(sample: Sample) -> dict[str, str]:
     fingerprints = {
         "rows": f"{sample.n_rows:,}",
         "columns": "; ".join(columns.listed() for columns in sample.columns),
-        "part": str(sample.part),
+        "part": "all" if sample.part is None else str(sample.part.to_dict()),
         "folds": str(sample.folding),
     }
     names = [*VARIABLES[: len(sample.sources)]]

@@ -10,7 +10,6 @@ again, with what hangs on it, while all other sums stay.
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,7 +17,6 @@ import logging
 import platform
 import queue
 import ssl
-import sys
 import threading
 import time
 from collections import Counter
@@ -27,7 +25,6 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import dask
-import numpy as np
 import psutil
 from dask.delayed import Delayed
 from dask.utils import parse_timedelta
@@ -52,6 +49,7 @@ from cme_dask.config import ENCRYPTED
 from cme_dask.errors import DataError, ResourceError, remedy, warn
 from cme_dask.kernels.evaluator import PROCESS, limit_this_process
 from cme_dask.numerics.reduction import tree_merges
+from cme_dask.passes.user_code import user_modules
 
 _ANSWER_SECONDS = 10.0  # in which workers answer, unless they are stopped or import slowly
 _SILENT_SECONDS = 5.0  # without a heartbeat, beside the pauses between heartbeats
@@ -155,43 +153,7 @@ def limit_workers(client: Client) -> None:
         run_on_workers(client, _limit, PROCESS)
 
 
-# Modules of the user's own functions: part of what a run is, and workers must have them
-
-
-_VERSIONED = {"builtins", "cme_dask", "dask", "distributed", "numpy", "scipy", "sklearn"}
-
-
-def user_modules(value: Any) -> set[str]:
-    """Names of the modules of functions and objects in a value, beside packages with versions.
-
-    Scripts are none: what they define travels with its code.
-    """
-    return _modules(value, set())
-
-
-def _modules(value: Any, seen: set[int]) -> set[str]:
-    if id(value) in seen or value is None or isinstance(value, (bool, int, float, str, np.ndarray)):
-        return set()
-    seen.add(id(value))
-    values: set[str] = set()
-    name = getattr(value, "__module__", None) or type(value).__module__
-    top = name.partition(".")[0]
-    if top == "zarr":
-        return set()  # rows of a store: nobody's functions
-    versioned = top in _VERSIONED or top in sys.stdlib_module_names
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name != "__main__" and not versioned and file is not None:
-        values.add(name)
-    parts: list[Any] = []
-    if isinstance(value, Mapping):
-        parts += value.values()
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        parts += value
-    elif isinstance(value, functools.partial):
-        parts += [value.func, *value.args, *value.keywords.values()]
-    elif not isinstance(value, type) and hasattr(value, "__dict__"):
-        parts += vars(value).values()
-    return values.union(*(_modules(part, seen) for part in parts))
+# Modules of the user's own functions, which workers must have
 
 
 def check_workers_have(client: Client, value: Any) -> None:
@@ -621,7 +583,7 @@ class ClusterRun:
                 continue  # of a future that was given up
             future = self._held.get(node)
             if future is not None and future.status == "cancelled":
-                raise scheduler_lost(self._client, "its tasks were cancelled")
+                raise _cancelled(self._client)
             if future is not None and future.status == "error":
                 if not isinstance(future.exception(), KilledWorker):
                     return future
@@ -736,6 +698,20 @@ def scheduler_lost(client: Client, why: object) -> ResourceError:
     return ResourceError(
         f"the scheduler at {address} was lost, and with it the run: start it again and repeat; a "
         f"run with a checkpoint goes on where it was ({why})"
+    )
+
+
+def _cancelled(client: Client) -> ResourceError:
+    """The error of a run whose tasks were cancelled, by a scheduler that lives or is gone."""
+    why = "its tasks were cancelled"
+    try:
+        if not described_workers(client):
+            return scheduler_lost(client, why)
+    except ResourceError as lost:
+        return lost
+    return ResourceError(
+        "tasks of the run were cancelled, or chunks that they need: persist the arrays again, keep "
+        "a reference to them until it has ended, and repeat"
     )
 
 

@@ -285,8 +285,10 @@ class Executor:
                         tasks = task_graph(_sent(pool, leaf, name), *rest)
                         threads = stack.enter_context(ThreadPoolExecutor(self.workers))
                         kind, options = "threads", {"pool": threads, "num_workers": self.workers}
-                with Callback(posttask=ended):
-                    return dask.compute(tasks[-1], scheduler=kind, **options)[0]
+                # Beside those of the user, such as a bar of Dask's; registered, they would be lost
+                # to another run in this process.
+                callbacks = [*Callback.active, (None, None, None, ended, None)]
+                return dask.compute(tasks[-1], scheduler=kind, callbacks=callbacks, **options)[0]
             except BrokenProcessPool as error:
                 raise ResourceError(
                     "a worker process died: "
@@ -391,8 +393,10 @@ class RunOptions:
             process, or a worker, has not got the device.
         """
         workers = self.workers
-        if workers is not None and (not isinstance(workers, int) or workers < 1):
-            raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
+        if workers is not None:
+            if not isinstance(workers, (int, np.integer)) or workers < 1:
+                raise DataError(f"workers must be an integer of at least 1, got {workers!r}")
+            workers = int(workers)
         scheduler = _configured() if self.scheduler is None else self.scheduler
         client = scheduler if isinstance(scheduler, Client) else None
         processes, resident = None, 0

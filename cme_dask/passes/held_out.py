@@ -15,7 +15,13 @@ from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
 from cme_dask.models.logistic import LogisticModel
-from cme_dask.models.points import QueriedVariable, is_out_of_core, label_codes, query_points
+from cme_dask.models.points import (
+    QueriedVariable,
+    check_levels,
+    is_out_of_core,
+    label_codes,
+    query_points,
+)
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_options
@@ -287,6 +293,10 @@ def scoring_of(
 ) -> Scoring:
     """What :func:`score` does with these arguments; it raises the same errors."""
     fitted = getattr(model, "model_", model)
+    (found, *_), single = check_levels(level)
+    if not single or not 0.0 < found < 1.0:
+        raise DataError(f"level must be a number between 0 and 1, got {level!r}")
+    level, levels = float(found), check_levels(levels)[0].tolist()
     classifier = classifier_of(fitted)
     if classifier is not None:
         if events or log_score:

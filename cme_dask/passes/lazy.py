@@ -114,7 +114,8 @@ def check_points(points: Any, columns: Columns) -> Array:
         If they are not.
     """
     try:
-        array = np.asarray(points, dtype=np.float64)
+        # In rows: tokens of Dask do not tell a matrix from its transpose, whose bytes are the same.
+        array = np.asarray(points, dtype=np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise DataError(f"points must be numeric: {error}") from error
     array = array[:, None] if array.ndim == 1 else array

@@ -366,14 +366,19 @@ class LazyLaw:
         """Thresholds, one row for each point, as a Dask array (n, width) of numbers."""
         import dask.array as da
 
-        rows = t if is_out_of_core(t) else da.from_array(np.asarray(t, dtype=np.float64))
-        rows = rows[:, None] if rows.ndim == 1 and width == 1 else rows
+        if is_out_of_core(t):
+            sample = open_sample(t)
+            sample.check_whole("thresholds")
+            rows = lazy_rows(sample.sources[0], width)
+        else:
+            rows = da.from_array(np.asarray(t, dtype=np.float64, order="C"))
+            rows = rows[:, None] if rows.ndim == 1 and width == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != width:
             raise DataError(
                 f"thresholds must have shape ({len(self)}{f', {width}' if width > 1 else ','}), "
-                f"got {np.shape(t)}"
+                f"got {rows.shape}"
             )
-        return rows.astype(np.float64)
+        return rows
 
 
 @dataclass(frozen=True, eq=False)

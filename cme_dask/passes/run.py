@@ -562,9 +562,8 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     sample = replace(sample, first_row=0)  # messages number the rows as their source does
     counts: Counts
     (counts,), _ = run_pass(sample, [BadValueCounts()], without_limits(executor))
-    for source, count, first in zip(
-        sample.reads, counts.source_count, counts.source_first, strict=True
-    ):
+    counted = sample.reads[: len(counts.source_count)]  # those beside only say what is left out
+    for source, count, first in zip(counted, counts.source_count, counts.source_first, strict=True):
         missing = source.missing_chunks(first, first + 1) if count else []
         if missing:
             raise StoreError(

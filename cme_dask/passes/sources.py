@@ -316,7 +316,7 @@ def _known_labels(block: Array) -> Array:
 
 
 def _is_label(block: Array) -> Array:
-    return ~((block != block) | (block == None)).astype(bool)  # noqa: E711 - elementwise
+    return ~missing_labels(np.asarray(block))
 
 
 _LABELS_OR_TIMES = "OUTmM"
@@ -569,6 +569,8 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
             raise DataError(
                 f"the chunk sizes of {name} are unknown: call compute_chunk_sizes() on it first"
             )
+        if isinstance(value._meta, np.ma.MaskedArray):
+            value = value.map_blocks(unmasked, dtype=np.float64, meta=np.empty((0,) * value.ndim))
         source = DaskSource(value if value.ndim == 2 else value[:, None])
     else:
         array = _as_array(name, unmasked(value))  # a masked value is a missing one
