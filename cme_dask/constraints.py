@@ -101,8 +101,9 @@ class Certified(Constraint):
     ----------
     bounds : {"analytic", "sample", "observed"}
         Bounds of the basis functions. ``analytic``: ``|psi| <= sqrt(sup k)``, so g >= 0 at every
-        point, seen or not. ``sample``: the ranges of psi over the row sample; ``observed``: over
-        all rows, in one more pass. These two allow more, and certify g >= 0 at those rows only.
+        point, seen or not. ``sample``: the ranges of psi over the first 4,096 rows of the row
+        sample; ``observed``: over all rows, in one more pass. These two allow more, and certify
+        g >= 0 at those rows only.
     formulation : {"centred", "paper"}
         ``centred``: in the centred basis, where the solution is closed. ``paper``: (37) in the
         spectral basis, with the constraints (35), (36) as rows; another certificate, which takes a

@@ -200,6 +200,7 @@ def test_rows_that_depend_on_each_other_are_kept_together():
         (lambda x: (x, x, ["temperature"]), "unknown column 'temperature'"),
         (lambda x: (x, x, x[:40]), "numbers of rows differ: x has 50, y has 50, z has 40"),
         (lambda x: (x, x, np.where(x > 1.0, np.nan, x)), "column 'z0'"),
+        (lambda x: (2.0 * x + 1.0, x**2 + 1e-3 * x[::-1], x), "x is a function of z"),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -248,6 +248,44 @@ def test_dependent_or_weighted_rows_are_judged_by_the_bootstrap(fit):
     weighted = drift_report(fit, x, y, weights=np.linspace(0.5, 1.5, 600), **HERE)
     assert weighted.method == "bootstrap"
     assert weighted.x.pvalue > 0.01
+    with pytest.raises(DataError, match="of weighted rows"):
+        drift_report(fit, x, y, weights=np.linspace(0.5, 1.5, 600), method="chi2", **HERE)
+
+
+def test_columns_of_groups_are_compared_by_folds_of_the_fit():
+    """Rows that come 25 times: as independent rows nearly every column would have drifted."""
+
+    def groups(seed):
+        rng = np.random.default_rng(seed)
+        x, y = (np.repeat(each, 25, axis=0) for each in waves(40, seed))
+        x = x + 0.05 * rng.normal(size=x.shape)
+        return open_sample(x, y, group=np.repeat(np.arange(40), 25)).fold_by("group")
+
+    pvalues = []
+    for seed in range(8):
+        fit = fitted(groups(seed), None)
+        report = drift_report(fit, groups(100 + seed), **HERE)
+        assert "fold by groups or times: columns of numbers" in " ".join(report.notes)
+        pvalues.append([column.pvalue for column in report.columns])
+    assert (np.array(pvalues) < 0.05).mean() < 0.3
+
+
+@pytest.mark.parametrize("constant", [0.0, 3.3, 1e7 + 0.1])
+@pytest.mark.parametrize("method", ["chi2", "bootstrap"])
+def test_a_column_that_does_not_vary_has_not_drifted(constant, method):
+    (x, y), (u, v) = waves(300, 0), waves(300, 1)
+    x[:, 1] = u[:, 1] = constant
+    fit = JointDistribution(
+        kernel_x=kernels.Gaussian([1.5, 1e9]), kernel_y=kernels.Gaussian(1.0), max_rank=20, **PLAIN
+    ).fit(x, y, **HERE)
+    report = drift_report(fit, u, v, method=method, **HERE)
+    (column,) = [each for each in report.columns if each.name == "x1"]
+    assert column.pvalue == 1.0
+    u[:, 1] += 1.0
+    (column,) = [
+        each for each in drift_report(fit, u, v, method=method, **HERE).columns if each.name == "x1"
+    ]
+    assert column.moved
 
 
 # Bad input

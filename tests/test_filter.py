@@ -176,6 +176,9 @@ def test_missing_observations_are_predicted(fit):
     np.testing.assert_array_equal(labelled.mean().to_numpy(), fit.filter(y).mean())
     assert labelled.mean().index[0] == 5
     assert labelled.log_likelihood().iloc[3] == 0.0
+    beside = frame.assign(station=np.where(np.arange(20) == 3, None, "a"))
+    np.testing.assert_array_equal(fit.filter(beside).mean(), labelled.mean())
+    np.testing.assert_array_equal(fit.filter(frame * np.nan).log_likelihood(), 0.0)
     assert fit.score(linear(500, 5)[1]) > 0.1
 
 
@@ -254,6 +257,8 @@ def test_unusable_observations_are_refused(fit):
         fit.filter(np.zeros((5, 1)), previous=[[0.0], [1.0]])
     with pytest.raises(DataError, match="Y must be numeric"):
         fit.filter([["a"]])
+    with pytest.raises(DataError, match=r"group must be known, but 1 rows lack it \(first row 1\)"):
+        fit.filter(np.zeros((3, 1)), group=["a", None, "b"])
     other = operators.Space.of(PivotedCholesky(kernels.Gaussian(0.7), tol=1e-2).fit(linear(300)[0]))
     with pytest.raises(DataError, match="previous must be embeddings of the state, but their"):
         fit.filter(np.zeros((5, 1)), previous=other.embed([[0.0]]))

@@ -298,6 +298,12 @@ def test_an_interrupted_test_goes_on_where_it_was(tmp_path):
         (lambda x: independence_test(x, x, method="bootstrap", n_folds=5), "6 folds .* got 5"),
         (lambda x: independence_test(x, x, weights=np.ones(50), method="chi2"), "of weighted rows"),
         (lambda x: independence_test(x, np.ones(50), kernel_y=KERNEL), "y does not vary"),
+        (
+            lambda x: independence_test(
+                np.full(50, 3.3), x, kernel_x=KERNEL, weights=np.linspace(1.0, 2.0, 50)
+            ),
+            "x does not vary",
+        ),
         (lambda x: independence_test(x, x, method="permutation"), "method must be one of"),
         (lambda x: independence_test(x, x, tol=0.0), "tol must lie between 0 and 1"),
         (lambda x: independence_test(x, x, n_resamples=0), "n_resamples must be an integer"),

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from conftest import write_store
@@ -231,6 +232,10 @@ def test_positive_ratios_reweight_points(moments, prior):
         posterior.weights(prior.mean())
     with pytest.raises(DataError, match=r"prior must have shape \(6, 50\), got \(3,\)"):
         posterior.weights(AT_Y, np.ones(3))
+    for prior_weights in (-np.ones(50), np.zeros(50), np.full(50, np.nan)):
+        with pytest.raises(DataError, match="prior must hold weights >= 0"):
+            posterior.weights(AT_Y, prior_weights)
+    agrees(posterior.weights(AT_Y, np.full(50, 7.0)), posterior.weights(AT_Y, np.ones(50)))
 
 
 def test_rules_of_a_linear_gaussian_model():
@@ -577,6 +582,29 @@ def test_operators_of_different_spaces_are_refused(moments, prior):
         E @ np.eye(3)
     with pytest.raises(DataError, match="a prior belongs to the space of x"):
         operators.kernel_bayes(open_sample(X, Y), moments.mean("y"), moments)
+
+
+def test_columns_are_taken_by_name_and_labels_are_checked():
+    x = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    space = Space.of(PivotedCholesky(K, tol=1e-2).fit(x))
+    there, swapped = (measure(open_sample(each), space) for each in (x, x[["b", "a"]]))
+    agrees(swapped.mean().coef, there.mean().coef)
+    with pytest.raises(DataError, match="the fit had columns a, b of x"):
+        measure(open_sample(x.rename(columns={"b": "c"})), space)
+
+
+def test_functions_have_names_of_their_own():
+    """A column of the same name would be taken in their place."""
+    sample, spaces = open_sample(X, Y), [PivotedCholesky(K, tol=1e-2).fit(X), SPACE_Y]
+    for functions, other in (
+        ({"functions_x": {"x1": f}}, "a column"),
+        ({"functions_x": {"f": f}, "functions_y": {"f": h}}, "a function of the other variable"),
+    ):
+        with pytest.raises(DataError, match=f"has the name of {other}"):
+            measure(sample, *spaces, **functions)
+    both = measure(sample, spaces[0], PivotedCholesky(L, tol=1e-2).fit(Y))
+    with pytest.raises(DataError, match="'x0' is a column of x and one of y"):
+        both.smooth("x0")
 
 
 def test_unusable_functions_and_rows_are_refused(moments):

@@ -445,6 +445,25 @@ def test_a_killed_fit_resumes_beyond_its_row_sample(
     np.testing.assert_array_equal(resumed.model_.matrix, whole.model_.matrix)
 
 
+def test_large_numbers_of_groups_are_told_apart():
+    """Read as float64, neighbours among them would be one group."""
+    x = np.random.default_rng(0).normal(size=(300, 1))
+    small, large = np.repeat(np.arange(100), 3), np.repeat(np.arange(100) + 2**60, 3)
+    weights = []
+    for group in (small, large):
+        sample = open_sample(x, group=group)
+        weights.append(pairs(sample, 1).weights.read(0, 299))
+        folds = sample.fold_by("group").folding.folds(
+            np.arange(300), {"group": sample.group.read(0, 300)[:, 0]}, 10
+        )
+        assert len(np.unique(folds)) == 10
+    np.testing.assert_array_equal(*weights)
+    assert weights[0].sum() == 200
+    stored = zarr.create_array({}, data=large, chunks=(100,))
+    with pytest.raises(DataError, match="integers below 2"):
+        pairs(open_sample(x, group=stored), 1).weights.read(0, 299)
+
+
 def test_rows_without_a_group_or_time_are_gaps():
     x = ornstein_uhlenbeck(300, 10)
     time, missing = np.arange(300.0), [7, 100, 101, 299]

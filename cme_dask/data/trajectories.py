@@ -10,6 +10,7 @@ import numpy as np
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import DerivedSource, Input, RowSource
 from cme_dask.errors import DataError
+from cme_dask.numerics.folds import check_groups
 
 Array = Any
 
@@ -59,6 +60,7 @@ class PairWeights(DerivedSource):
         values = (each.make(*islice(left, len(each.inputs))) for each, _ in self._uses)
         if self.group is not None:
             first, second = next(values), next(values)
+            check_groups(first)
             follows *= first == second
         if self.time is not None:
             first, second = next(values), next(values)

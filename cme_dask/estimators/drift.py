@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import CHECKS, check_choice
-from cme_dask.estimators.hypotheses import METHODS, RESAMPLES
+from cme_dask.estimators.hypotheses import METHODS, RESAMPLES, no_mixture
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.drift import ColumnDrift, DriftReport, ExpectationDrift
@@ -126,6 +126,8 @@ def drift_report(
     if method == "auto":
         independent = sample.weights is None and sample.folding.by == "rows"
         method = "chi2" if independent and not reference.dependent else "bootstrap"
+    elif method == "chi2" and (sample.weights is not None or reference.weighted):
+        raise no_mixture()
     variables = "xy"[: len(sample.columns)]
     sections = {name: reference.sections(name) for name in variables}
     reductions: list[Reduction[Any, Any]] = [reference.moments(variables, n_folds)]
@@ -160,9 +162,18 @@ class _Reference:
     @property
     def dependent(self) -> bool:
         """Whether rows of the fit had weights, or folded by groups or times."""
+        return self.weighted or self.folded
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows of the fit had weights."""
         weights = self.sums.weights * self.sums.n_rows / self.mean.weight
-        weighted = not np.allclose(weights, self.sums.rows, rtol=1e-9)
-        return weighted or self.model.about.get("fold_by", "rows") != "rows"
+        return not np.allclose(weights, self.sums.rows, rtol=1e-9)
+
+    @property
+    def folded(self) -> bool:
+        """Whether rows of the fit folded by groups or times."""
+        return bool(self.model.about.get("fold_by", "rows") != "rows")
 
     def variable(self, name: str) -> Variable | EmbeddedVariable:
         return self.model.x if name == "x" else self.model.y
@@ -180,9 +191,14 @@ class _Reference:
         return getattr(self.variable(name), "cells", None)
 
     def sections(self, name: str) -> ColumnSections | None:
-        """Functions of each column alone; none without rows that tell their means."""
+        """Functions of each column alone; none without rows that tell their means.
+
+        Nor where rows fold by groups or times, which the rows that were retained do not tell.
+        """
         cells = self.cells(name)
-        return None if cells is None else ColumnSections.of(cells, self.labels(name))
+        if cells is None or self.folded:
+            return None
+        return ColumnSections.of(cells, self.labels(name))
 
     @property
     def numeric(self) -> list[int]:
@@ -256,9 +272,14 @@ class _Comparisons:
         given, pvalues, note = self._given()
         notes = [note] if note else []
         if self.sections["x"] is None:
+            reason = (
+                "Rows of the fit fold by groups or times"
+                if reference.folded
+                else "The model holds no rows"
+            )
             notes.append(
-                "The model holds no rows: columns of numbers are compared by their means alone, "
-                "those of labels not by themselves."
+                f"{reason}: columns of numbers are compared by their means alone, those of labels "
+                "not by themselves."
             )
         ratio = fit_ratio(before["x"], after["x"])
         basis = reference.basis("x")

@@ -20,6 +20,7 @@ from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.folds import RowSample, merge
 from cme_dask.numerics.independence import (
     NullComparison,
+    check_residuals,
     compare_by_signs,
     compare_by_spectrum,
     flip_signs,
@@ -439,10 +440,7 @@ class _Test:
         if method == "auto":
             method = "bootstrap" if weighted or grouped else "chi2"
         elif method == "chi2" and weighted:
-            raise DataError(
-                "the statistic of weighted rows follows no mixture of known eigenvalues: give "
-                + remedy("method='bootstrap'", "--method bootstrap")
-            )
+            raise no_mixture()
         name = "independence test" if len(samples) == 1 else "two-sample test"
         with (
             options.opened(name, {**asdict(self), **kernels}, *samples) as executor,
@@ -514,11 +512,20 @@ class _Test:
         signs = {"n_resamples": self.n_resamples, "seed": self.random_state}
         if len(sums[0].ranks) == len(VARIABLES):
             taken = residual_ridges(sums[0].coarser(RIDGE_FOLDS), regs)
+            check_residuals(sums[0], taken)
             terms, inflation = residual_terms(sums[0], taken), residual_inflation(sums[0], taken)
             return flip_signs(terms, **signs, inflation=inflation), taken
         if method == "bootstrap":
             return compare_by_signs(*sums, **signs), ()
         return compare_by_spectrum(*sums), ()
+
+
+def no_mixture() -> DataError:
+    """The error of a test by chi-squares of rows that have weights."""
+    return DataError(
+        "the statistic of weighted rows follows no mixture of known eigenvalues: give "
+        + remedy("method='bootstrap'", "--method bootstrap")
+    )
 
 
 def folds_of_width(width: int) -> int:

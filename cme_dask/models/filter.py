@@ -25,6 +25,7 @@ from cme_dask.models.points import FloatArray, Labels, query_points
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
+from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.measure import CellLaw
 from cme_dask.numerics.moments import Function
 
@@ -346,9 +347,15 @@ class FilterModel(Model):
     def _rows(self, Y: Any) -> Array:
         """Observations (n, d_Y), those that are missing as rows of NaN."""
         if hasattr(Y, "isna"):  # pandas
-            gone = np.asarray(Y.isna())
-            missing = gone.reshape(len(Y), -1).all(axis=1)
-            whole = Y.mask(gone & missing.reshape(-1, *[1] * (gone.ndim - 1)), 0.0)
+            names = list(self.observed_columns.names)
+            if Y.ndim == 2 and set(names) <= {*Y.columns}:
+                Y = Y[names]  # an identifier beside them is no observation
+            missing = np.asarray(Y.isna()).reshape(len(Y), -1).all(axis=1)
+            known = np.flatnonzero(~missing)
+            if not len(known):
+                return np.full((len(Y), len(names)), np.nan)
+            # In their place stands any row that is there, whose categories are those of the column.
+            whole = Y.iloc[np.where(missing, known[0], np.arange(len(Y)))]
         else:
             try:
                 whole = np.array(Y, dtype=np.float64)
@@ -403,6 +410,11 @@ class _Sequences:
         numbers = np.zeros(rows, dtype=np.int64) if group is None else np.asarray(group)
         if numbers.shape != (rows,):
             raise DataError(f"group must have shape ({rows},), got {numbers.shape}")
+        gone = missing_labels(numbers)
+        if gone.any():
+            raise DataError(
+                f"group must be known, but {gone.sum():,} rows lack it (first row {gone.argmax()})"
+            )
         _, first, code = np.unique(numbers, return_index=True, return_inverse=True)
         place = np.argsort(np.argsort(first))[code]
         lengths = np.bincount(place, minlength=len(first))

@@ -291,18 +291,23 @@ class Reweighting:
             or embeddings of n laws.
         prior
             Weights of the points to start from, shape (n, S) or (S,), such as those of another
-            reweighting; default the shares.
+            reweighting, whose sum counts for nothing; default the shares.
 
         Raises
         ------
         DataError
-            On wrong columns or NaN, embeddings in another space, or a prior of another shape.
+            On wrong columns or NaN, embeddings in another space, or a prior of another shape or
+            without weights >= 0.
         """
         coef = self._coordinates(given)
         if prior is not None:
             prior, shape = np.asarray(prior, dtype=np.float64), (len(coef), len(self.masses))
             if prior.shape not in (shape, shape[1:]):
                 raise DataError(f"prior must have shape {shape}, got {prior.shape}")
+            total = prior.sum(axis=-1, keepdims=True)
+            if not (prior >= 0.0).all() or not (np.isfinite(total) & (total > 0.0)).all():
+                raise DataError("prior must hold weights >= 0, at least one of them above 0")
+            prior = prior / total
         return np.asarray(self.reweight(coef, prior)[0])
 
     def embed(self, given: Any) -> MeanEmbeddings:

@@ -14,6 +14,7 @@ from array_api_compat import array_namespace
 from scipy.linalg import solve
 
 from cme_dask.display import brief_repr
+from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.independence import centred_spectrum, mixture_pvalue, sign_flip_pvalue
@@ -160,8 +161,16 @@ def compare(
     """
     (first, square_a), (second, square_b) = before.means(), after.means()
     statistic = float(((first - second) ** 2).sum())
-    if statistic == 0.0:
-        return Comparison(0.0, 0.0, 1.0)
+    n = before.rows + after.rows
+    share, scale = before.rows / n, before.rows * after.rows / n
+    gram = share * square_a + (1.0 - share) * square_b
+    mean = share * first + (1.0 - share) * second
+    trace = float(np.trace(gram))
+    pooled = Moments(n, {("x", "x"): gram}, {"x": mean}, {"x": trace}, {"x": np.zeros(0)})
+    try:
+        spectrum = centred_spectrum(pooled, "x")
+    except DataError:  # it is the same at all rows of both sets
+        return Comparison(statistic, 0.0, 1.0)
     if method == "bootstrap":
         middle = (first + second) / 2.0
         terms = np.vstack(
@@ -172,13 +181,6 @@ def compare(
         )
         pvalue = sign_flip_pvalue(terms, n_resamples, seed)
         return Comparison(statistic, float((terms**2).sum()), pvalue)
-    n = before.rows + after.rows
-    share, scale = before.rows / n, before.rows * after.rows / n
-    gram = share * square_a + (1.0 - share) * square_b
-    mean = share * first + (1.0 - share) * second
-    trace = float(np.trace(gram))
-    pooled = Moments(n, {("x", "x"): gram}, {"x": mean}, {"x": trace}, {"x": np.zeros(0)})
-    spectrum = centred_spectrum(pooled, "x")
     expected = float(spectrum.sum()) / scale * n / (n - 1.0)
     return Comparison(statistic, expected, mixture_pvalue(scale * statistic, [spectrum], round(n)))
 

@@ -21,6 +21,9 @@ import numpy as np
 
 from cme_dask.errors import DataError
 
+EXACT = 2.0**53
+"""From here on float64 does not tell all integers apart."""
+
 # Random numbers that are functions of a row, or of the unit it belongs to, alone
 
 
@@ -169,6 +172,8 @@ class Folding:
         values = columns[self.by]
         if self.block is not None:
             values = np.floor(values / self.block)
+        else:
+            check_groups(values)
         # The bits of a number tell it from all others; those of -0 from 0, which they should not.
         return np.ascontiguousarray(values + 0.0).view(np.uint64)
 
@@ -186,6 +191,15 @@ class Folding:
             return np.zeros(len(rows), dtype=np.uint8)
         hashes = number_hash(_FOLD_SALT, self.units(rows, columns))
         return (hashes % np.uint64(n_folds)).astype(np.uint8)
+
+
+def check_groups(numbers: Array) -> None:
+    """DataError if numbers of groups, read as float64, may be those of several groups."""
+    if (np.abs(numbers) >= EXACT).any():
+        raise DataError(
+            "group must hold integers below 2**53, or labels: larger ones can't be told from their "
+            "neighbours; number the groups anew, or give the numbers as text"
+        )
 
 
 BY_ROWS = Folding()

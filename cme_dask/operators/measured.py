@@ -3,7 +3,7 @@
 Source: Grünewälder, Gretton and Shawe-Taylor (2013), Smooth operators.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from cme_dask.data.sources import RowFunction
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.estimators.cholesky import one_variable
+from cme_dask.estimators.growing import on_columns
 from cme_dask.models.operators import Operator, check_same
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
 from cme_dask.numerics.embedding import ConditionalEmbedding
@@ -279,6 +280,10 @@ class OperatorMoments:
         Source: Smooth operators, section 2.2, for one function in place of an operator.
         """
         embedding = ConditionalEmbedding.of(self.moments, reg)
+        if all(name in names for names in self.functions) and len(self.functions) > 1:
+            raise DataError(
+                f"{name!r} is a column of x and one of y: fit their spaces on columns with names"
+            )
         for variable, names in zip("xy", self.functions, strict=False):
             if name in names:
                 place, shift = names.index(name), self.moments.shifts[variable]
@@ -424,6 +429,7 @@ def measure(
         raise DataError("functions of y need a space of y: give y")
     sample = in_spaces(sample, spaces)
     given = dict(functions_x or {}), dict(functions_y or {})
+    _check_names(spaces, given)
     blocks = tuple(
         FeatureBlock(space.basis, space.columns.names, functions)
         for space, functions in zip(spaces, given, strict=False)
@@ -448,13 +454,16 @@ def in_spaces(sample: Any, spaces: tuple[Space, ...]) -> Sample:
     opened: Sample = one_variable(sample) if len(spaces) == 1 else sample
     if len(opened.sources) != len(spaces):
         raise DataError("there are only rows of x: give no y, or a sample with rows of y")
-    for variable, space, columns in zip("xy", spaces, opened.columns, strict=False):
-        if len(columns.names) != len(space.columns.names):
-            raise DataError(
-                f"{variable} has {len(columns.names)} columns, its space has "
-                f"{len(space.columns.names)} ({space.columns.listed()})"
-            )
-    return opened
+    return on_columns(opened, [space.columns for space in spaces])
+
+
+def _check_names(spaces: Sequence[Space], functions: Sequence[Mapping[str, Function]]) -> None:
+    """DataError if a function has the name of a column, or of a function of the other variable."""
+    columns = {name for space in spaces for name in space.columns.names}
+    for name in (*functions[0], *functions[1]):
+        if name in columns or all(name in each for each in functions):
+            other = "a column" if name in columns else "a function of the other variable"
+            raise DataError(f"the function {name!r} has the name of {other}: choose another one")
 
 
 def weighted_moments(

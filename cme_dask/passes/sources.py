@@ -28,6 +28,7 @@ from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ArraySource, RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import open_zarr
 from cme_dask.errors import DataError
+from cme_dask.numerics.folds import EXACT
 from cme_dask.numerics.labels import missing_labels
 
 # Dask DataFrames and Series as Dask arrays of known chunks, without gathering rows
@@ -184,6 +185,10 @@ def unit_values(name: str, values: Any) -> Any:
     elif not hasattr(values, "dtype"):
         values = np.asarray(values)
     kind = np.dtype(values.dtype).kind
+    if kind in "iu" and name == "group" and isinstance(values, np.ndarray) and len(values):
+        # Read as float64, numbers that large would be those of several groups.
+        large = max(abs(int(values.min())), abs(int(values.max()))) >= EXACT
+        return np.unique(values, return_inverse=True)[1] if large else values
     if kind == "M":
         lazy = hasattr(values, "dask")
         return values.map_blocks(_seconds, dtype=np.float64) if lazy else _seconds(values)
