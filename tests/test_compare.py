@@ -302,6 +302,15 @@ def interrupted_at(monkeypatch, number):
     return fits
 
 
+def test_a_comparison_knows_every_row_of_its_table():
+    x = np.zeros((10_000, 1))
+    digests = {comparison._digest(open_sample(x, x[:, 0]))}
+    x[5000] = 1.0
+    digests.add(comparison._digest(open_sample(x, x[:, 0])))
+    digests.add(comparison._digest(open_sample(x, x[:, 0], group=np.arange(10_000))))
+    assert len(digests) == 3
+
+
 def test_an_interrupted_comparison_goes_on(table, tmp_path, monkeypatch):
     fits = interrupted_at(monkeypatch, 3)
     path = tmp_path / "runs"
