@@ -511,7 +511,9 @@ def compare(
     for sentence in missing.values():
         say(sentence)
     path = None if checkpoint is None else Path(checkpoint)
-    table = None if path is None else _digest(sample.fold_by(fold_by or "rows"))
+    if fold_by is not None:
+        sample = sample.fold_by(fold_by)
+    table = None if path is None else _digest(sample)
     ended = EndedRuns(path, {**settings, "table": table})
     scores: dict[str, list[Scores]] = {method.name: [] for method in present}
     for number, (rest, held_out) in enumerate(plan.pairs(sample)):
