@@ -619,7 +619,7 @@ def test_unusable_functions_and_rows_are_refused(moments):
         moments.conditional_expectation(-1.0)
     with pytest.raises(DataError, match="no variable 'y' was measured, only x"):
         measure(open_sample(X), SPACE_X).conditional_expectation()
-    with pytest.raises(DataError, match="x has 2 columns, its space has 1"):
+    with pytest.raises(DataError, match="the fit had columns z0 of x, these rows have x0, x1"):
         measure(open_sample(X), SPACE_Y)
     with pytest.raises(DataError, match="only rows of x"):
         measure(open_sample(X), SPACE_X, SPACE_Y)
