@@ -1,6 +1,7 @@
 """What imports what, what is public, what the wheel holds."""
 
 import ast
+import functools
 import inspect
 import subprocess
 import sys
@@ -50,10 +51,16 @@ def modules():
 
 def test_each_file_opens_with_a_sentence_that_names_its_contents():
     for path in all_modules():
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(parsed(path)) or ""
         sentence = text.split("\n\n")[0]
         assert sentence.endswith("."), path
         assert not sentence.startswith(("What ", "How ", "Where ")), path
+
+
+@functools.cache
+def parsed(path):
+    """The syntax tree of a file, which several tests look at."""
+    return ast.parse(path.read_text())
 
 
 def all_modules():
@@ -76,10 +83,11 @@ def dotted_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def imports(path):
     """Every module that the file imports anywhere, and ``package.name`` for ``from`` imports."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -143,7 +151,7 @@ def file_arrows(also):
     arrows = {}
     for name, path in names.items():
         found = set()
-        for node in import_nodes(ast.parse(path.read_text()), also):
+        for node in import_nodes(parsed(path), also):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             else:
@@ -207,7 +215,7 @@ def test_every_room_has_a_rank():
 def test_nothing_is_pickled_or_executed(path):
     tops = {name.split(".")[0] for name in imports(path)}
     assert not tops & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-    calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    calls = [n.func for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)]
     assert not {f.id for f in calls if isinstance(f, ast.Name)} & {"eval", "exec", "compile"}
 
 
