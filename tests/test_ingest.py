@@ -2,6 +2,7 @@ import csv
 import gzip
 import os
 import random
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import zarr
 
 from cme_dask.data import csv as csv_reader
+from cme_dask.data import typed
 from cme_dask.data.ingest import IngestProgress, ingest
 from cme_dask.data.sample import open_store
 from cme_dask.errors import DataError, ResourceError
@@ -145,6 +147,51 @@ def test_what_counts_as_missing(tmp_path):
         [tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], null_values=["-99"], overwrite=True
     )
     assert report.rows_kept == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "npz"])
+def test_values_that_are_named_are_missing_in_any_file(tmp_path, form):
+    numbers, labels = [1.0, -999.0, 3.0, 4.0, 5.0], ["N", "S", "?", "NA", "N"]
+    frame = pd.DataFrame({"a": numbers, "wd": labels, "n": [7, 7, 8, -9, 7], "y": 1.0})
+    path = tmp_path / f"t.{form}"
+    if form == "csv":
+        frame.to_csv(path, index=False)
+    elif form == "parquet":
+        frame.to_parquet(path)
+    else:
+        np.savez(path, **{name: frame[name].to_numpy() for name in ("a", "n", "y")}, wd=labels)
+    report = ingest(
+        [path], tmp_path / "s", x=["a", "wd", "n"], y=["y"], categorical=["wd", "n"],
+        null_values=["-999", "?", "-9"], missing="keep",
+    )  # fmt: skip
+    assert report.missing == {"a": 1, "wd": 1, "n": 1, "y": 0}
+    assert report.categories["wd"] == ("N", "S", "NA")
+    assert report.categories["n"] == ("7", "8")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_dates_without_dashes_are_dates(tmp_path, form):
+    """Read as seconds, all of them would lie in 1970."""
+    days = [20130301, 20130601, 20130901, 20131231]
+    frame = pd.DataFrame({"date": days, "y": 1.0})
+    path = tmp_path / f"t.{form}"
+    frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
+    ingest(
+        [path], tmp_path / "s", x=["date"], y=["y"], time=["date"], datetime={"date": ["season"]}
+    )
+    time = open_store(zarr.open_group(str(tmp_path / "s"), mode="r"), "s").time.read(0, 4)[:, 0]
+    expected = pd.to_datetime([str(day) for day in days]).to_numpy("datetime64[s]").astype(float)
+    np.testing.assert_array_equal(time, expected)
+    values = np.array([20130301.0, 20130230.0])  # the second one is no date, so both are seconds
+    np.testing.assert_array_equal(typed._compact_dates(values), values)
+
+
+def test_a_zip_of_several_files_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("a.csv", text(["1,2"]))
+        archive.writestr("b.csv", text(["3,4"]))
+    with pytest.raises(DataError, match=r"holds 2 files \('a.csv', 'b.csv'\)"):
+        ingest([tmp_path / "t.zip"], tmp_path / "s", x=["a"], y=["b"])
 
 
 def test_byte_order_mark_and_line_ends(tmp_path):

@@ -168,6 +168,18 @@ def test_a_sample_store_keeps_all_it_has(tmp_path):
     np.testing.assert_array_equal(values["x"][0], expected["x"][0])
 
 
+@pytest.mark.parametrize("labels", [["01", "1", "02"], ["01", "A", "02"]])
+def test_groups_of_labels_stay_labels(tmp_path, labels):
+    """Taken for integers, 01 and 1 would be one group, and A would be refused."""
+    rows = "".join(f"{label},{i}.5,1\n" for i, label in enumerate([*labels, *labels]))
+    (tmp_path / "t.csv").write_text(f"st,a,b\n{rows}")
+    ingest([tmp_path / "t.csv"], tmp_path / "s", x=["a"], y=["b"], group="st", categorical=["st"])
+    rechunk(tmp_path / "s", tmp_path / "t")
+    (one, about_one), (two, about_two) = stored(tmp_path / "s"), stored(tmp_path / "t")
+    np.testing.assert_array_equal(one["group"][0], two["group"][0])
+    assert about_one["group_labels"] == about_two["group_labels"] == labels
+
+
 def test_chosen_columns_of_a_sample_store(tmp_path):
     first = full_table(tmp_path)
     rechunk(first, tmp_path / "s", x=["b", "seconds"], y=["wd"], group="wd", seed=1)

@@ -24,7 +24,7 @@ from cme_dask.cli.options import (
     x_option,
     y_option,
 )
-from cme_dask.cli.values import count, kernel, numbers, source
+from cme_dask.cli.values import kernel, numbers, row_number, source
 from cme_dask.config import TOL
 
 # Joint laws and features
@@ -347,7 +347,7 @@ def merge(**options: Any) -> Shown:
 )
 @click.option(
     "--first-row",
-    type=count,
+    type=row_number,
     help="With --alone: number of the first row of STORE in the table of all parts.  [default: 0]",
 )
 @compute_options

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.config import NULL_VALUES
 from cme_dask.data.atomic import Kind, check_output, disk_errors, writing
 from cme_dask.data.columns import Columns
 from cme_dask.errors import DataError
@@ -135,6 +136,8 @@ def _parse(
         raise DataError(f"--given takes COLUMN=NUMBER,..., got {text!r}")
     values = {name.strip(): value for name, _, value in pairs}
     place = f"--given {text!r}"
+    if len(values) < len(pairs):
+        raise DataError(f"{place} names a column twice: give one value for each")
     _check(list(values), names, place)
     absent = {name for name in fills if not values[name].strip()}
     return [
@@ -186,6 +189,8 @@ def read_points(
             pacsv.ConvertOptions(
                 include_columns=list(names),
                 column_types={n: pa.string() if n in labelled else pa.float64() for n in names},
+                null_values=list(NULL_VALUES),
+                strings_can_be_null=True,
             ),
         )
     except pa.ArrowException as error:

@@ -123,7 +123,8 @@ def _ingested(column: Result, units: dict[str, str]) -> tuple[str, ...]:
         cells = ("" if column[key] is None else number(column[key]) for key in keys)
         return name, number(column["missing"]), *cells
     ordered = sorted(zip(column["counts"], column["labels"], strict=True))
-    ends = (f"{label} ({number(count)})" for count, label in (ordered[0], ordered[-1]))
+    ends = [f"{label} ({number(count)})" for count, label in (*ordered[:1], *ordered[-1:])]
+    ends = ends or ["", ""]  # no row has a label
     return name, number(column["missing"]), f"{len(ordered)} labels", "", *ends
 
 

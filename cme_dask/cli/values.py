@@ -4,6 +4,7 @@ Click takes functions as types, and shows their errors with the name of the opti
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ def count(value: object) -> int:
     if exact != product or exact < 1:
         raise click.BadParameter(f"{text!r} is no whole number of at least 1")
     return exact
+
+
+def row_number(value: object) -> int:
+    """A count, or 0."""
+    return 0 if str(value).strip() == "0" else count(value)
 
 
 def columns(value: str) -> tuple[str, ...]:
@@ -80,7 +86,10 @@ def size(value: object) -> int:
     if not match:
         raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
     power = ["", "K", "M", "G"].index(match[2].upper())
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    exact = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if not exact:
+        raise click.BadParameter(f"{text!r} is less than a byte")
+    return exact
 
 
 def option(value: str) -> tuple[str, object]:
@@ -241,7 +250,7 @@ def straggling(value: str) -> tuple[float, float]:
         share, factor = map(float, str(value).split(":"))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} does not read SHARE:FACTOR, such as 0.01:5") from error
-    if not (0.0 <= share <= 1.0 and factor >= 1.0):
+    if not (0.0 <= share <= 1.0 and 1.0 <= factor < math.inf):
         raise click.BadParameter(f"{value!r}: a share in [0, 1] and a factor of at least 1")
     return share, factor
 

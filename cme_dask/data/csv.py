@@ -6,6 +6,7 @@ import io
 import lzma
 import os
 import re
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from fsspec.core import OpenFile
 
-from cme_dask.data.tables import Batch, FileSource, Kind
+from cme_dask.data.tables import Batch, FileSource, Kind, listed
 from cme_dask.errors import DataError, option
 
 # Cut a stream of CSV bytes into blocks that hold whole records
@@ -262,6 +263,7 @@ class CsvSource(FileSource):
 
     def _header(self) -> tuple[tuple[str, ...], int]:
         """The names, and the byte at which the records start."""
+        self._check_single()
         with self.explained(), self._open() as file:
             head = file.read(_HEADER_BYTES)
         skipped = len(_BOM) if head.startswith(_BOM) else 0
@@ -281,6 +283,22 @@ class CsvSource(FileSource):
         if names is None:
             raise DataError(f"{self.name} is empty: expected a header and rows")
         return tuple(n.encode("latin-1").decode("utf-8", errors="replace") for n in names), used
+
+    def _check_single(self) -> None:
+        """DataError if it is a Zip file of several files: only the first one would be read."""
+        if PurePosixPath(self.path).suffix.lower() != ".zip":
+            return
+        with (
+            self.explained(),
+            self.files.open(self.path, "rb") as raw,
+            zipfile.ZipFile(raw) as archive,
+        ):
+            members = [each.filename for each in archive.infolist() if not each.is_dir()]
+        if len(members) > 1:
+            raise DataError(
+                f"{self.name} holds {len(members):,} files ({listed(members)}): unpack it, and "
+                "give them by a pattern"
+            )
 
     def _open(self) -> OpenFile:
         return OpenFile(self.files, self.path, compression="infer")

@@ -305,7 +305,9 @@ class Run:
         for source in self._sources[self._done :]:
             if len(self._marks) == self._done:
                 self._marks.append(source.fingerprint())
-            decode = Decoder(plan.layout, plan.missing, source.name)
+            # Only files of text mark missing values by texts that nobody has named.
+            named = tuple(text for text in plan.null_values if text not in NULL_VALUES)
+            decode = Decoder(plan.layout, plan.missing, source.name, named)
             batches = source.batches(tuple(kinds), kinds, plan.null_values, self._position)
             for decoded in in_order(decode, batches):
                 yield source, decoded

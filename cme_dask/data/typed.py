@@ -1,5 +1,7 @@
 """Typed columns of a table, labels as codes, to the float64 rows of a sample store."""
 
+import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ from cme_dask.errors import DataError, option
 Array = Any
 
 _EXACT = 2.0**53  # integers up to here are exact as float64
+_FIRST_DATE, _LAST_DATE = 18000101, 21991231  # as numbers; as seconds, all of them in 1970
 _REMEDY = "give it as {} if it holds labels, as {} if it holds dates".format(
     option("categorical"), option("datetime")
 )
@@ -83,11 +86,14 @@ class Decoder:
         ``"drop"``, ``"error"`` or ``"keep"``.
     table
         What messages call the table.
+    null_values
+        Labels, and texts of numbers, that mark a missing value in tables of any kind.
     """
 
     layout: Layout
     missing: str
     table: str
+    null_values: tuple[str, ...] = ()
 
     def __call__(self, batch: Batch) -> Decoded:
         """The kept rows.
@@ -106,10 +112,13 @@ class Decoder:
             refusal = _Refusal(self.table, name, batch.first_row)
             column = _plain(columns[name], refusal)
             if kind is Kind.CATEGORY:
-                labels[name] = _as_labels(column, refusal)
+                labels[name] = _without(_as_labels(column, refusal), self.null_values)
                 absent[name] = np.asarray(labels[name].is_null())
             else:
-                values[name] = _as_numbers(column, kind, refusal)
+                numbers = _as_numbers(column, kind, refusal)
+                if marks := _numbers_in(self.null_values):
+                    numbers = np.where(np.isin(numbers, marks), np.nan, numbers)
+                values[name] = numbers
                 absent[name] = np.isnan(values[name])
         retained = np.ones(batch.columns.num_rows, dtype=bool)
         for name, mask in absent.items():
@@ -238,6 +247,24 @@ def _plain(column: Any, refusal: _Refusal) -> Any:
     return column
 
 
+def _without(labels: Any, null_values: Sequence[str]) -> Any:
+    """Labels, null in place of those that mark a missing value."""
+    if not null_values:
+        return labels
+    texts = labels.cast(pa.string())
+    marked = pc.is_in(texts, value_set=pa.array(null_values, pa.string()))
+    return pc.if_else(marked, None, texts) if pc.any(marked).as_py() else labels
+
+
+def _numbers_in(texts: Sequence[str]) -> list[float]:
+    """The texts that are finite numbers."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found.append(float(text))
+    return [number for number in found if math.isfinite(number)]
+
+
 def _is_text(kind: pa.DataType) -> bool:
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_kind(kind) for is_kind in (*texts, pa.types.is_dictionary))
@@ -261,7 +288,26 @@ def _as_numbers(column: Any, kind: Kind, refusal: _Refusal) -> Array:
         if pa.types.is_boolean(result):  # there is no cast to floats
             column = column.cast(pa.int8())
         column = column.cast(pa.float64(), safe=False)
-    return column.to_numpy(zero_copy_only=False)
+    values = column.to_numpy(zero_copy_only=False)
+    return _compact_dates(values) if kind is Kind.TIME else values
+
+
+def _compact_dates(values: Array) -> Array:
+    """Seconds of dates such as 20130301, where all values are ones; others are seconds already."""
+    known = ~np.isnan(values)
+    numbers = values[known]
+    if not len(numbers) or numbers.min() < _FIRST_DATE or numbers.max() > _LAST_DATE:
+        return values
+    if (numbers != np.floor(numbers)).any():
+        return values
+    parts = numbers // 10_000, numbers // 100 % 100, numbers % 100
+    impossible: list[str] = []
+    seconds = joined_time(parts, ("year", "month", "day"), lambda name, _: impossible.append(name))
+    if impossible:
+        return values
+    result = np.full(len(values), np.nan)
+    result[known] = seconds
+    return result
 
 
 def _seconds(column: Any) -> Array:
@@ -282,7 +328,7 @@ def _parsed_time(column: Any, refusal: _Refusal) -> Array:
             continue
         if pa.types.is_timestamp(target):
             return _seconds(parsed)
-        return parsed.to_numpy(zero_copy_only=False)
+        return _compact_dates(parsed.to_numpy(zero_copy_only=False))
     row = max(failures)  # the format that fits longest is the one that was meant
     raise refusal.error(
         f"has {column[row].as_py()[:40]!r} in row {refusal.first_row + row}: expected an ISO time "

@@ -289,13 +289,16 @@ def _sample_roles(group: zarr.Group, sample: Sample) -> StoredRoles:
     metadata: Any = group.attrs[ATTRIBUTE]
     roles = metadata.get("roles", {})
     variables = [*(columns.names for columns in sample.columns), ()]
+    labelled = [name for c in sample.columns for name in c.categories]
+    if metadata.get("group_labels") is not None and roles.get("group") is not None:
+        labelled.append(roles["group"])
     return StoredRoles(
         x=variables[0],
         y=variables[1],
         weights=None if sample.weights is None else "weights",
         group=roles.get("group"),
         time=(roles["time"],) if "time" in roles else (),
-        categorical=tuple(name for c in sample.columns for name in c.categories),
+        categorical=tuple(dict.fromkeys(labelled)),
         units={name: unit for c in sample.columns for name, unit in c.units.items()},
         seed=metadata.get("seed") or 0,
     )
