@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
+import cme_dask
 from cme_dask import JointDistribution, PivotedCholesky, load, open_sample
 from cme_dask.cli.query import answer
 from cme_dask.cli.tables import expectation_tables
@@ -526,3 +527,32 @@ def test_the_command_takes_labels(tmp_path):
     (tmp_path / "p.csv").write_text("temp,station\nwarm,b\n")
     with pytest.raises(DataError, match="temp must be a finite number, got 'warm'"):
         answer(str(tmp_path / "m"), [], tmp_path / "p.csv", [])
+
+
+def test_stores_that_give_labels_other_codes_are_answered_alike(tmp_path):
+    """Codes go by first occurrence: the rows of the second store are those of the first, turned."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=300), "wd": rng.choice(["N", "S", "E"], 300)})
+    frame["y"] = np.sin(frame["a"]) + (frame["wd"] == "S") + 0.1 * rng.normal(size=300)
+    frame["level"] = np.where(frame["y"] > 0.5, "high", "low")
+    turned = frame.iloc[np.argsort(frame["wd"] != frame["wd"].iloc[-1], kind="stable")[::-1]]
+    turned = turned.iloc[np.argsort(turned["level"] == frame["level"].iloc[0], kind="stable")]
+    columns = {"x": ["a", "wd"], "y": ["y", "level"], "categorical": ["wd", "level"]}
+    stores = []
+    for name, rows in (("one", frame), ("two", turned)):
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+        cme_dask.ingest([tmp_path / f"{name}.csv"], tmp_path / name, **columns)
+        stores.append(cme_dask.open_sample(tmp_path / name))
+    one, two = (store.columns for store in stores)
+    assert one[0].categories != two[0].categories
+    assert one[1].categories != two[1].categories
+    fit = JointDistribution(kernel_x="median", kernel_y="median", max_rank=60, tol=1e-3).fit(
+        stores[0]
+    )
+    scores = [cme_dask.score(fit, store) for store in stores]
+    assert scores[1].crps.value == pytest.approx(scores[0].crps.value, rel=1e-9)
+    assert scores[1].labels["level"].accuracy.value == scores[0].labels["level"].accuracy.value
+    drift = cme_dask.drift_report(fit, stores[1])
+    assert max(column.pvalue for column in drift.columns) == pytest.approx(1.0)
+    found = fit.expect("y", stores[1]).compute(scheduler="synchronous")
+    np.testing.assert_allclose(found, fit.expect("y", turned[["a", "wd"]]), rtol=1e-10)

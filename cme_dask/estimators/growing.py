@@ -20,6 +20,7 @@ from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
+from cme_dask.passes.sources import recoded
 
 _WORSE = 2.0  # times the trace error of the earlier rows, beyond which a refit is advised
 
@@ -223,7 +224,7 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     Raises
     ------
     DataError
-        If columns are missing, or their labels or units are other ones.
+        If columns are missing, hold labels that the fit has not seen, or are in other units.
     """
     selected: list[Sequence[str] | None] = []
     for variable, result, known in zip("xy", sample.columns, columns, strict=False):
@@ -241,19 +242,18 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
         selected.append(known.names if named and result.names != known.names else None)
         for name, mine in zip(known.names, known.names if named else result.names, strict=True):
             _check_alike(name, known, mine, result)
-    return replace(sample.select(*selected), columns=tuple(columns))
+    return recoded(sample.select(*selected), columns[: len(sample.columns)])
 
 
 def _check_alike(name: str, known: Columns, mine: str, given: Columns) -> None:
-    """DataError if a column has other labels than in the fit, or is in another unit."""
-    if given.categories.get(mine) != known.categories.get(name):
+    """DataError if a column holds labels in one place alone, or is in another unit."""
+    if (mine in given.categories) != (name in known.categories):
         labels = [
             columns.labels(column) if column in columns.categories else "numbers"
             for column, columns in ((mine, given), (name, known))
         ]
         raise DataError(
-            f"the labels of column {name!r} are {labels[0]}, in the fit they were {labels[1]}: "
-            "code them alike"
+            f"the labels of column {name!r} are {labels[0]}, in the fit they were {labels[1]}"
         )
     units = given.units.get(mine), known.units.get(name)
     if all(units) and units[0] != units[1]:

@@ -28,7 +28,7 @@ from cme_dask.passes.driver import Executor, PassKeywords, options_of, with_run_
 from cme_dask.passes.losses import Law, Prediction
 from cme_dask.passes.progress import Listener, listening
 from cme_dask.passes.scores import LabelScores, ScoreReport, score_pass
-from cme_dask.passes.sources import chunked_labels, open_sample
+from cme_dask.passes.sources import chunked_labels, open_sample, recoded
 
 Array = Any
 
@@ -488,13 +488,7 @@ def _rows(
                 f"{sample.location} has the columns {theirs.listed()}, the model has "
                 f"{mine.listed()}"
             )
-        for name, labels in theirs.categories.items():
-            if mine.categories.get(name) != labels:
-                raise DataError(
-                    f"the labels of column {name!r} have other codes in {sample.location} than in "
-                    "the model: give the store that it was fitted on, or one with its labels"
-                )
-    return like_fit(replace(sample, columns=ours), model, variable.columns)
+    return like_fit(recoded(sample, ours), model, variable.columns)
 
 
 def like_fit(sample: Sample, model: Any, columns: Columns) -> Sample:

@@ -19,7 +19,7 @@ from cme_dask.models.law import ConditionalLaw, Function
 from cme_dask.models.points import UNSEEN, is_out_of_core, query_points
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.passes.lazy import lazy_rows, map_rows
-from cme_dask.passes.sources import is_dask_frame, open_sample
+from cme_dask.passes.sources import open_sample, with_codes
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -64,7 +64,7 @@ def given_rows(
     Raises
     ------
     DataError
-        On columns that are not the model's, or labels with other codes.
+        On columns that are not the model's, or labels where it has numbers.
     StoreError
         If a store is damaged.
     """
@@ -89,10 +89,10 @@ def given_rows(
         theirs, ours = columns.categories.get(label), expected.categories.get(name)
         if theirs is None or ours == theirs:
             continue
-        if ours is None or not is_dask_frame(values):
+        if ours is None:
             raise DataError(
-                f"the labels of column {name!r} have other codes in {sample.location} than in the "
-                "model: ask it for the store that it was fitted on, or a part of that"
+                f"column {name!r} holds labels in {sample.location} and numbers in the model: give "
+                "numbers"
             )
         source = _recoded(source, variable, name, theirs)
     if variable.columns.imputation is not None:
@@ -107,7 +107,7 @@ def given_rows(
 
 
 def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, ...]) -> RowSource:
-    """The rows of a Dask DataFrame with the model's codes of these labels of a column."""
+    """The rows with the model's codes of these labels of a column."""
     place, ours = variable.columns.names.index(name), variable.columns.categories[name]
     unseen = [label for label in labels if label not in ours]
     if unseen:
@@ -123,14 +123,7 @@ def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, .
         )
     number = {label: float(code) for code, label in enumerate(ours)}
     table = np.array([number.get(label, UNSEEN) for label in labels])
-    return source.map(functools.partial(_with_codes, place=place, table=table), source.shape[1])
-
-
-def _with_codes(rows: Array, place: int, table: Array) -> Array:
-    rows = rows.copy()
-    known = ~np.isnan(rows[:, place])
-    rows[known, place] = table[rows[known, place].astype(np.int64)]
-    return rows
+    return with_codes(source, place, table)
 
 
 def lazy_method(

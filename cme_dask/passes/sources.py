@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -153,6 +154,61 @@ def _coded(name: str, part: Any, columns: Columns) -> Array:
         known = ~np.isnan(codes)
         codes[known] = table[codes[known].astype(np.int64)]
     return values
+
+
+# Labels of a table that came by itself, in the codes of another one
+
+
+def recoded(sample: Sample, columns: Sequence[Columns]) -> Sample:
+    """The rows in the codes that these columns give to labels: codes go by first occurrence.
+
+    Parameters
+    ----------
+    sample
+        The rows, with as many columns.
+    columns
+        Of x, and of y where there are rows of it; they take the place of those of the sample.
+
+    Raises
+    ------
+    DataError
+        If a column has labels that are not among theirs.
+    """
+    sources, rows = list(sample.sources), sample.row_sample
+    parts = [] if rows is None else [part.copy() for part in rows.parts]
+    for i, (given, known) in enumerate(zip(sample.columns, columns, strict=True)):
+        for place, (mine, name) in enumerate(zip(given.names, known.names, strict=True)):
+            labels, ours = given.categories.get(mine), known.categories.get(name)
+            if labels is None or labels == ours:
+                continue
+            if ours is None or not set(labels) <= set(ours):
+                there = "numbers" if ours is None else known.labels(name)
+                raise DataError(
+                    f"the labels of column {name!r} are {given.labels(mine)}, in the fit they were "
+                    f"{there}: give rows with labels that it has seen"
+                )
+            table = np.array([float(ours.index(label)) for label in labels])
+            sources[i] = with_codes(sources[i], place, table)
+            if parts:
+                parts[i] = _in_codes(parts[i], place, table)
+    return replace(
+        sample,
+        sources=tuple(sources),
+        columns=tuple(columns),
+        row_sample=None if rows is None else replace(rows, parts=tuple(parts)),
+    )
+
+
+def with_codes(source: RowSource, place: int, table: Array) -> RowSource:
+    """Rows with other codes in a column: ``table`` has the new one of each."""
+    return source.map(partial(_in_codes, place=place, table=table), source.shape[1])
+
+
+def _in_codes(rows: Array, place: int, table: Array) -> Array:
+    rows = rows.copy()
+    known = ~np.isnan(rows[:, place])
+    rows[known, place] = table[rows[known, place].astype(np.int64)]
+    return rows
 
 
 # Groups and times as users give them, as columns of numbers
