@@ -199,6 +199,10 @@ def _opened(
         return
     if y is None:
         raise click.UsageError("Missing option '--y': the column of the table to predict.")
+    if given.get("missing") == "keep":
+        raise click.UsageError(
+            "--missing keep: methods of others take no missing values; drop them"
+        )
     with tempfile.TemporaryDirectory(prefix="cme-dask-") as folder:
         store = Path(folder) / "rows.zarr"
         dropped = _stream(files, x, y, given, store, progress)

@@ -97,11 +97,17 @@ def predict(
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables
+    from cme_dask.cli.compute import Compute
     from cme_dask.data.atomic import check_output
 
     of_points = bool(given) or points is not None
     if (store is None) != of_points:
         raise click.UsageError("give points by --given or --points, or a STORE: one of the two")
+    if of_points and (chunk_rows is not None or compute != Compute(overwrite=overwrite)):
+        raise click.UsageError(
+            "--chunk-rows, --scheduler, --workers, --memory-limit and --report are for a STORE: "
+            "points are answered here"
+        )
     query = job.query_of(
         model,
         reverse=reverse,
