@@ -470,6 +470,8 @@ def test_what_the_command_refuses(csv, tmp_path):
         ((gaps, *y, "--test-rows", numbers), "1 rows lack a value"),
         ((csv, *y, "--test-rows", words), "must hold row numbers, whole ones"),
         ((store, "--categorical", "x0"), "--categorical is for tables"),
+        ((store, "--null-value", "-9"), "--null-value is for tables"),
+        ((csv, *y, "--missing", "keep"), "--missing keep: the methods take no missing values"),
         ((csv, *y, "--methods", "forest"), "unknown method 'forest'"),
         ((csv, *y, "--fold-by", "7d"), "need the time of each row"),
     ):

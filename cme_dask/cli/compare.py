@@ -201,7 +201,7 @@ def _opened(
         raise click.UsageError("Missing option '--y': the column of the table to predict.")
     if given.get("missing") == "keep":
         raise click.UsageError(
-            "--missing keep: methods of others take no missing values; drop them"
+            "--missing keep: the methods take no missing values; drop these rows"
         )
     with tempfile.TemporaryDirectory(prefix="cme-dask-") as folder:
         store = Path(folder) / "rows.zarr"
