@@ -340,18 +340,18 @@ def test_functions_of_a_script_are_also_what_they_call(tmp_path):
         "import factors\n\ndef scale(v):\n    return v * factors.FACTOR\n\nclass Base:\n    pass\n"
     )
 
-    def told():
+    def fingerprints():
         script = [sys.executable, str(tmp_path / "script.py")]
         done = subprocess.run(script, check=True, capture_output=True, text=True, env=here)
         return done.stdout.split("\n")[:2]
 
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    before = told()
-    assert told() == before
+    before = fingerprints()
+    assert fingerprints() == before
     for name, text in (("factors", "FACTOR = 100.0\n"), ("helpers", "import factors\n")):
         more = (tmp_path / f"{name}.py").read_text() if name == "helpers" else ""
         (tmp_path / f"{name}.py").write_text(more + text)
-        after = told()
+        after = fingerprints()
         assert all(a != b for a, b in zip(before, after, strict=True)), name
         before = after
 
@@ -460,8 +460,8 @@ def test_a_part_of_the_rows_is_another_run(store, begun):
         *(sample.split(share)[0] for share in (0.2001, 0.2002)),
         *sample.k_fold(3)[0],
     ]
-    told = [about_run("fit", {}, part)["data"]["part"] for part in parts]
-    assert len({*told}) == len(parts)
+    fingerprints = {about_run("fit", {}, part)["data"]["part"] for part in parts}
+    assert len(fingerprints) == len(parts)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,10 @@ def test_a_zip_of_several_files_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
         archive.writestr("a.csv", text(["1,2"]))
         archive.writestr("b.csv", text(["3,4"]))
+    with zipfile.ZipFile(tmp_path / "mac.zip", "w") as archive:
+        archive.writestr("a.csv", text(["1,2", "3,4"]))
+        archive.writestr("__MACOSX/._a.csv", "attributes")
+    assert ingest([tmp_path / "mac.zip"], tmp_path / "m", x=["a"], y=["b"]).rows_kept == 2
     with pytest.raises(DataError, match=r"holds 2 files \('a.csv', 'b.csv'\)"):
         ingest([tmp_path / "t.zip"], tmp_path / "s", x=["a"], y=["b"])
 

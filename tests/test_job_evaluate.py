@@ -60,7 +60,7 @@ def run(*args):
 
 
 def words(folder):
-    """The job, which a repeated command tells once more."""
+    """The command of the job; repeated, it prints the report of the first run."""
     return "run", folder / "job.toml", "--out", folder / "out", "--checkpoint", folder / "run"
 
 

@@ -85,7 +85,7 @@ def test_the_example_takes_40_lines_and_equals_the_definition(example, store):
 
 def test_runs_at_once_have_their_progress_each(example, store):
     """Callbacks that are registered with Dask are lost to another run in the same process."""
-    told = [[], [], []]
+    counts = [[], [], []]
 
     def run_some(own):
         for _ in range(8):
@@ -94,12 +94,12 @@ def test_runs_at_once_have_their_progress_each(example, store):
             _, report = run(open_sample(store), example(), where)
             own.append((sum(event.rows > 0 for event in events), report.tasks))
 
-    threads = [threading.Thread(target=run_some, args=(own,)) for own in told]
+    threads = [threading.Thread(target=run_some, args=(own,)) for own in counts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(events >= tasks for own in told for events, tasks in own)
+    assert all(events >= tasks for own in counts for events, tasks in own)
     assert Callback.active == set()
 
 

@@ -193,7 +193,8 @@ def _opened(
 
     if len(files) == 1 and _is_store(files[0]):
         if given:
-            flag = f"--{next(iter(given)).replace('_', '-')}".replace("null-values", "null-value")
+            options = click.get_current_context().command.params
+            flag = next(option.opts[0] for option in options if option.name in given)
             raise DataError(f"{flag} is for tables: {files[0]} is a store, which has settled it")
         yield open_sample(files[0], x_columns=x, y_columns=None if y is None else [y])
         return

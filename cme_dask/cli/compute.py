@@ -132,13 +132,13 @@ class CheckpointOptions:
         return token_of(about_run(f"cme-dask {command}", depends_on, *samples), command)
 
     def noted(self, run: str | None) -> Any:
-        """What an earlier start of the run had to say before its fit; None if there was none."""
+        """The result that an earlier start of the run saved before its fit, or None."""
         from cme_dask.passes.checkpoint import noted
 
         return None if self.folder is None or run is None else noted(self.folder, run)
 
     def note(self, run: str | None, value: Any) -> None:
-        """Keep what the run has to say before its fit, so that it is not done twice."""
+        """Save a result of the run before its fit, so that a later start need not compute it."""
         from cme_dask.passes.checkpoint import note
 
         if self.folder is not None and run is not None:

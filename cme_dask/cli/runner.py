@@ -63,8 +63,8 @@ def run_job(
 ) -> Result:
     """Do all of a job; everything it writes goes to ``out`` under fixed names.
 
-    With a checkpoint, a sample that an earlier start of the same run has made is fitted, the fit
-    continues where it was, and a run that is complete is told again.
+    With a checkpoint, the sample that an earlier start of the same run has made is used again, the
+    fit continues from its partial sums, and the report of a complete run is returned as it is.
 
     Returns
     -------

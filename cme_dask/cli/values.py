@@ -86,10 +86,10 @@ def size(value: object) -> int:
     if not match:
         raise click.BadParameter(f"{text!r} is no size: expected for example 8MB or 512KiB")
     power = ["", "K", "M", "G"].index(match[2].upper())
-    exact = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    if not exact:
+    total = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if not total:
         raise click.BadParameter(f"{text!r} is less than a byte")
-    return exact
+    return total
 
 
 def option(value: str) -> tuple[str, object]:

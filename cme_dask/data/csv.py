@@ -294,6 +294,8 @@ class CsvSource(FileSource):
             zipfile.ZipFile(raw) as archive,
         ):
             members = [each.filename for each in archive.infolist() if not each.is_dir()]
+        # macOS puts its own attributes of a file beside it.
+        members = [name for name in members if not name.startswith("__MACOSX/")]
         if len(members) > 1:
             raise DataError(
                 f"{self.name} holds {len(members):,} files ({listed(members)}): unpack it, and "

@@ -191,9 +191,9 @@ class _Reference:
         return getattr(self.variable(name), "cells", None)
 
     def sections(self, name: str) -> ColumnSections | None:
-        """Functions of each column alone; none without rows that tell their means.
+        """Functions of each column alone; None if the model holds no rows to average them over.
 
-        Nor where rows fold by groups or times, which the rows that were retained do not tell.
+        Also None if rows fold by groups or times: the model does not hold the folds of its rows.
         """
         cells = self.cells(name)
         if cells is None or self.folded:

@@ -467,7 +467,7 @@ def _checked(folder: str | os.PathLike[str]) -> Path:
 
 
 def note(folder: Path, run: str, value: Any) -> None:
-    """Keep what a command has to say of its work before the fit, until that is complete.
+    """Save a result that a command has computed before its fit, until its output is complete.
 
     Parameters
     ----------
@@ -490,12 +490,12 @@ def note(folder: Path, run: str, value: Any) -> None:
 
 
 def noted(folder: Path, run: str) -> Any:
-    """What :func:`note` has kept of this run, None if it did not come to that.
+    """The value that :func:`note` has saved for this run, or None.
 
     Raises
     ------
     DataError
-        If the folder that it is to lie in does not exist.
+        If the parent of the folder does not exist.
     StoreError
         If the note is damaged, or another run has begun in the folder.
     """
