@@ -102,6 +102,11 @@ def test_column_scales_follow_the_structure_of_a_kernel():
     both = kernels.Gaussian(0.5) + kernels.Laplace(2.0)
     assert [s.scale for s in both.column_scales(2)] == [0.5, 0.5]
     assert kernels.Delta().column_scales(2) == (None, None)
+    one = kernels.Delta()[0] * kernels.Gaussian(1.0)[1]  # which does depend on the first column
+    assert one.column_scales(2)[0] is None
+    assert one.column_scales(2)[1].scale == 1.0
+    assert not kernels.Gaussian(8.64e13).column_scales(1)[0].ignored  # a day in nanoseconds
+    assert kernels.Gaussian(1.0)[0].column_scales(2)[1].ignored
 
 
 def test_columns_are_ignored_only_where_the_score_is_no_worse():

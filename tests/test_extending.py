@@ -224,8 +224,17 @@ def test_a_basis_needs_features_that_are_finite_matrices(spline):
 
     with pytest.raises(DataError, match="must derive from kernels"):
         FeatureBasis(kernels.Gaussian(1.0), 1)
-    with pytest.raises(DataError, match=r"must be finite numbers of shape \(2, m\)"):
+    with pytest.raises(DataError, match=r"at 2 rows must have the shape \(2, m\)"):
         FeatureBasis(Wrong(), 1)
+
+    class Logarithm(kernels.Features):
+        def features(self, xp, X):
+            return xp.log(X)
+
+    basis = FeatureBasis(Logarithm(), 1)  # of rows that are all above 0
+    np.testing.assert_array_equal(basis(np.array([[1.0], [np.e]])), [[0.0], [1.0]])
+    with np.errstate(all="ignore"), pytest.raises(DataError, match="NaN or infinity at 2 of 3"):
+        basis(np.array([[1.0], [-1.0], [0.0]]))
     with pytest.raises(DataError, match="n_columns must be an integer of at least 1"):
         FeatureBasis(spline["hats"], 0)
 

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import pickle
@@ -30,6 +31,7 @@ from cme_dask.kernels import (
     RationalQuadratic,
     Scaled,
     Standard,
+    Stationary,
     Sum,
     Transform,
     TransformedKernel,
@@ -614,3 +616,57 @@ def test_hostile_dicts(d, message):
 
 def test_deepest_dict():
     assert from_dict(_deep(MAX_DEPTH)).upper_bound == 1.0
+
+
+@pytest.mark.parametrize("kernel", SIMPLE, ids=repr)
+def test_integers_are_rows_like_any_other(kernel):
+    rng = np.random.default_rng(7)
+    whole, other = rng.integers(0, 255, size=(2, 6, 3)).astype(np.uint8)
+    X, Z = whole.astype(float), other.astype(float)
+    np.testing.assert_array_equal(kernel(whole, other), kernel(X, Z))
+    np.testing.assert_array_equal(kernel(X, other), kernel(X, Z))
+    np.testing.assert_array_equal(kernel.diagonal(whole), kernel.diagonal(X))
+    weights = rng.normal(size=(6, 6))
+    found = kernel.weighted_gradient(whole, other, weights)
+    np.testing.assert_array_equal(found, kernel.weighted_gradient(X, Z, weights))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
+@pytest.mark.parametrize(
+    "kernel", [Gaussian((0.5, 0.7)), Matern((0.5, 0.7), 0.5), Matern((0.5, 0.7), 2.5)], ids=repr
+)
+def test_far_rows_cost_gradients_no_digits(kernel, far):
+    rng = np.random.default_rng(3)
+    X, weights = rng.normal(size=(60, 2)), rng.normal(size=(60, 60))
+    X[:2] += far  # near each other, and so far away that a mean would be nowhere near the others
+    expected = Kernel.weighted_gradient(kernel, X, X, weights)
+    np.testing.assert_allclose(kernel.weighted_gradient(X, X, weights), expected, 1e-6, 1e-6)
+
+
+def test_many_kernels_are_combined_in_pairs():
+    chain = Gaussian(1.0)[0]
+    for j in range(1, MAX_DEPTH - 1):
+        chain = chain + Gaussian(1.0)[j]
+    assert from_dict(json.loads(json.dumps(chain.to_dict()))) == chain
+    with pytest.raises(DataError, match="nested 100 deep at most: combine many of them in pairs"):
+        chain + Gaussian(1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waves(Stationary):
+    power: float
+    scales: tuple[float, ...]
+
+    def of_squares(self, xp, squares):
+        return xp.exp(-self.power * squares)
+
+
+def test_numbers_of_own_kernels_are_parameters_however_they_are_written():
+    kernel = _Waves(1, 2, (0.5, 3.0))
+    assert kernel.parameters == (1.0, 2.0, 0.5, 3.0)
+    assert kernel.with_parameters((1.0, 4.0, 0.5, 3.0)).power == 4.0
+    described = {"kernel": "Waves", "length_scale": 1, "power": 2, "scales": [0.5, 3.0]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KERNELS, "Waves", _Waves)
+        assert from_dict(described) == kernel
+        assert from_dict(described).parameters == kernel.parameters

@@ -40,6 +40,30 @@ def test_few_distinct_rows(choice):
     assert sorted(found[:, 0]) == [0.0, 1.0, 4.0]
 
 
+def test_landmarks_have_labels_of_rows():
+    rng = np.random.default_rng(0)
+    codes, w = rng.integers(0, 5, 400).astype(float), np.full(400, 1 / 400)
+    z = np.column_stack([rng.normal(size=400), codes])
+    found = choose_landmarks(Gaussian(1.0), z, w, 24, "kmeans", categorical=(False, True))
+    assert len(found) > 5
+    assert set(found[:, 1]) <= set(codes)
+    few = choose_landmarks(Gaussian(1.0), codes[:, None], w, 3, "kmeans", categorical=(True,))
+    assert set(few[:, 0]) <= set(codes)
+
+
+def test_the_number_of_landmarks_is_chosen_on_whole_groups():
+    rng = np.random.default_rng(1)
+    station = np.repeat(np.arange(40), 20)  # twenty rows of each, nearly the same
+    x, y = (rng.normal(size=(40, 1))[station] + 1e-3 * rng.normal(size=(800, 1)) for _ in "xy")
+    w, kernel = np.full(800, 1 / 800), Gaussian(0.3)
+    both = [(kernel, kernel), (x, y), w, REG]
+    by_row = landmark_number(*both, candidates=(2, 8, 32))
+    by_station = landmark_number(*both, candidates=(2, 8, 32), folds=station % 5)
+    assert by_row.count == 32
+    assert by_station.count == 2
+    assert min(by_station.losses) > -0.05  # there is nothing to find
+
+
 def dense_losses(x, y, points_x, points_y, kernel, weights):
     """Held-out losses written with all pairs of rows: -2 (E_P h - E_PxP h) + E_PxP h^2."""
     folds = fold_of_rows(0, len(x), 5)

@@ -17,7 +17,8 @@ from benchmarks.mnist import MnistOptions, mnist_tables, run_mnist
 from cme_dask import MulticlassEmbedding, kernels, load
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError, StoreError
-from cme_dask.learning.networks import FeatureCoordinates, feature_bound
+from cme_dask.learning.autodiff import description
+from cme_dask.learning.networks import FeatureCoordinates, coordinates_of, feature_bound
 from cme_dask.learning.rademacher import (
     BoundOptions,
     LabelledRows,
@@ -413,3 +414,26 @@ def test_the_study_of_mnist_learns_length_scales_and_draws_them(tmp_path):
     assert "100.00%" in console.export_text()
     with pytest.raises(DataError, match=r"has no mnist\.npz"):
         MnistOptions(tmp_path / "out")
+
+
+@pytest.mark.parametrize("constant", [0.1, 1.0, 273.15])
+def test_constant_columns_do_not_drown_the_others(constant):
+    data = rows(300)
+    x = np.column_stack([data.x, np.full(300, constant)])
+    importance = np.random.default_rng(0).dirichlet(np.ones(300))
+    started = coordinates_of(x, importance, 0, kernels.Network((64,)), 0.1, learn_reg=False)
+    kernel, _ = started.at(started.start)
+    features = kernel.features(np, x)
+    assert 0.1 < features.std(axis=0).mean() < 10.0
+
+
+def test_offsets_that_float32_does_not_hold_are_refused():
+    x = np.random.default_rng(0).normal([0.0, 1e7], 1.0, size=(50, 2))
+    importance = np.full(50, 0.02)
+    with pytest.raises(DataError, match=r"column 1 of x has a mean of 1e\+07 .* subtract the mean"):
+        coordinates_of(x, importance, 0, kernels.Network((4,)), 0.1, learn_reg=False)
+
+
+def test_descriptions_of_optimisers_tell_schedules_of_one_place_apart():
+    schedules = [lambda step: 1e-3, lambda step: 1e-4, lambda step, rate=1e-3: rate]
+    assert len({str(description(each)) for each in schedules}) == 3

@@ -412,10 +412,10 @@ def test_all_columns_of_y_share_the_ridge_of_their_joint_loss(criterion):
     np.testing.assert_allclose(embedded, predict(x[:7]), atol=1e-6)
     folds = fold_of_rows(0, len(x), 5)
     losses = np.zeros(len(fit.path_.regs))
+    centre = np.average(y, axis=0, weights=weights)
+    scale = np.average((y - centre) ** 2, axis=0, weights=weights)
     for fold in range(5):
         held, share = folds == fold, weights * (folds == fold)
-        centre = np.average(y[held], axis=0, weights=weights[held])
-        scale = np.average((y[held] - centre) ** 2, axis=0, weights=weights[held])
         for i, reg in enumerate(fit.path_.regs):
             away = y[held] - vector_valued(x[~held], y[~held], weights[~held], reg)(x[held])
             each = np.average(away**2, axis=0, weights=weights[held])
@@ -455,3 +455,18 @@ def test_functions_with_several_columns_are_declared_one_by_one():
 
 def power(column, y):
     return y[:, column] ** 2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_event_that_a_fold_lacks_does_not_decide_about_the_ridge(weighted):
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(600, 1))
+    y = np.sin(2 * x) + 0.1 * rng.normal(size=(600, 1))
+    top = np.sort(y[:, 0])[-3]
+    weights = rng.uniform(0.5, 2.0, 600) if weighted else None
+    rare = {"rare": lambda rows: (rows[:, 0] >= top).astype(float)}
+    estimator = ConditionalMeanEmbedding(kernel_x=GAUSSIAN, criterion="squared", tol=1e-4)
+    fit = estimator.fit(x, y, weights=weights, functions=rare)
+    assert fit.reg_ < 0.1
+    assert fit.path_.losses.max() < 10.0
+    assert fit.score(x, y) > 0.9

@@ -605,3 +605,38 @@ def test_damaged_files_are_refused(kept, damage):
     with pytest.raises((StoreError, DataError)) as told:
         JointModel.from_state(ModelState(state.type, about, arrays))
     assert len(str(told.value)) > 30
+
+
+def test_a_column_that_is_constant_without_one_fold_has_no_trend_there():
+    """Rounding is no trend: one row that differs would decide about all others."""
+    n = 1700
+    x, rare = np.random.default_rng(n).normal(size=n), np.zeros(n)
+    rare[566] = 1.0
+    y = 3 * np.sin(2 * x)[:, None] + 0.3 * np.random.default_rng(n + 1).normal(size=(n, 1))
+    options = {"kernel_y": kernels.Gaussian(0.5), "tol": 1e-4, "reg": 1e-5, "residual": True}
+    skills = []
+    for rows, scale in ((x[:, None], 0.7), (np.column_stack([x, rare]), (0.7, 1.0))):
+        fit = JointDistribution(kernel_x=kernels.Gaussian(scale), **options).fit(rows, y)
+        skills.append(fit.model_.about["residual"]["skill"][0])
+    assert skills[1] == pytest.approx(skills[0], abs=5e-3)
+
+
+@pytest.mark.parametrize("constant", [101.325, 1e5 / 3, 273.15])
+def test_constant_columns_of_y_have_no_skill(constant):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(600, 2))
+    y = np.column_stack([np.full(600, constant), np.sin(x[:, 0]) + 0.3 * rng.normal(size=600)])
+    folds = rng.integers(0, N_FOLDS, 600).astype(np.uint8)
+    for scale in (0.7, 1.5, 5.0):
+        sides = (
+            FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(scale), x[:30]), ("a", "b")),
+            FeatureBlock(
+                NewtonBasis.from_points(kernels.Gaussian(1.0), y[:1]),
+                ("c", "d"),
+                shift=y.mean(axis=0),
+            ),
+        )
+        moments = strip_moments(MomentReduction(sides, N_FOLDS), (x, y), np.ones(600), folds)
+        skill = fit_mean_function(moments, sides[0].basis, slice(0, 2)).skill
+        assert skill[0] == 0.0
+        assert skill[1] > 0.4

@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.config import HELD_ROWS, MAX_RANK
 from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, remedy
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.estimators.given_location import given_location
@@ -19,11 +19,17 @@ from cme_dask.estimators.growing import (
     different_functions,
     functions_of_first_call,
 )
-from cme_dask.estimators.locating import join_trees, measuring_scores, search_location
+from cme_dask.estimators.locating import (
+    MeanSearch,
+    join_trees,
+    measuring_scores,
+    search_location,
+)
 from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.support import column_values
 from cme_dask.estimators.tuned import (
+    FOLDS,
     EnsembleFit,
     EnsembleMember,
     FeatureMoments,
@@ -171,14 +177,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context = replace(
                 context, given=given_location(self.location, context, covariate=covariate)
             )
-        if x is None or y is None:
-            context = search_kernels(context, (x, y), self._tuning, self.reg is None)
-            if context.rows.complete:
-                most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
-                pivots = tuple(each.at_most(most) for each in context.pivots)
-                context = replace(context, pivots=pivots)
         # "auto" is for learned kernels: who gives them says what is to be fitted.
-        undecided, given = context.search is not None, context.given is not None
+        undecided, given = x is None or y is None, context.given is not None
         residual, calibration, conformal = (
             choice is not False
             and (choice is True or undecided or (given and name == "residual"))
@@ -189,18 +189,28 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 ("conformal", self.conformal if self.conformal_by is None else True),
             )
         )
+        mean = MeanSearch(context) if residual and not given and x is None else None
+        if undecided:
+            if self.reg is not None and min(solver.reg[:2]) <= 0.0:
+                raise DataError(
+                    f"kernels are learned with positive ridges, got {option('reg')} {self.reg!r}: "
+                    "give both kernels or a positive ridge, or leave it out"
+                )
+            begin = None if mean is None else mean.begin
+            context = search_kernels(context, (x, y), self._tuning, self.reg is None, begin)
+            if context.rows.complete:
+                most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
+                pivots = tuple(each.at_most(most) for each in context.pivots)
+                context = replace(context, pivots=pivots)
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
         if residual and not given and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
-        if residual and x is None:
-            trees = self._tuning.trees
-            context = (
-                join_trees(context, trees)
-                if given
-                else search_location(context, context.scores, trees)
-            )
+        if mean is not None:
+            context = search_location(context, mean, context.scores, self._tuning.trees)
+        elif residual and x is None:
+            context = join_trees(context, self._tuning.trees)
         if context.scores is not None:
             context = measuring_scores(context)
         context = replace(context, residual=residual, calibration=calibration, conformal=conformal)
@@ -500,6 +510,7 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
         If a kernel can be negative, or pivots are to be chosen over all rows.
     """
     rows, modes = context.rows.prefix(_LANDMARK_ROWS), [each.mode for each in context.pivots]
+    categorical = tuple(columns.categorical for columns in context.sample.columns)
     if any(each.mode in IN_ROUNDS for each in context.pivots):
         raise DataError(
             "constraint='coupling' takes landmarks from the row sample or given points as pivots, "
@@ -519,6 +530,8 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
                 choice=constraint.choice,
                 seed=seed,
                 candidates=tried,
+                folds=rows.folds(context.sample.folding, FOLDS),
+                categorical=(categorical[0], categorical[1]),
             )
             counts = result.count, result.count
         bases = []
@@ -526,8 +539,9 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
             # All given points: landmarks have cells, they need not be linearly independent.
             points = pivots.points
             if points is None:
+                part, weights = rows.parts[i], rows.importance
                 points = choose_landmarks(
-                    kernel, rows.parts[i], rows.importance, counts[i], constraint.choice, seed
+                    kernel, part, weights, counts[i], constraint.choice, seed, categorical[i]
                 )
             bases.append(PartitionBasis(kernel, points))
     return bases

@@ -19,9 +19,9 @@ from cme_dask.estimators.given_location import digest_of
 from cme_dask.estimators.tuned import FOLDS, FeatureMoments
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.learning.candidates import KernelPoint, recalled
+from cme_dask.learning.candidates import KernelPoint, TrialMemory, TrialsHere, recalled
 from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
-from cme_dask.learning.regression import learn_mean
+from cme_dask.learning.regression import MeanKernel, learn_mean
 from cme_dask.learning.trees import (
     KINDS,
     CrossFit,
@@ -46,8 +46,44 @@ _LEAST_ROWS = 100  # that trees are learned on
 _SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside trees
 
 
+class MeanSearch:
+    """The search for the kernel of x of a ridge regression of y, on the row sample.
+
+    It does not depend on that for the kernels of laws, beside which it may begin.
+
+    Parameters
+    ----------
+    context
+        The row sample; trials are found again in its checkpoint.
+    """
+
+    def __init__(self, context: FitContext) -> None:
+        self._rows = context.rows.prefix(max(REGRESSION_ROWS))
+        self._categorical = context.sample.columns[0].categorical
+        folding = context.sample.folding
+        self._folds = folding.folds(self._rows.index, self._rows.units, FOLDS)
+        self._memory: TrialMemory = context.executor.trials((KernelPoint,)) or TrialsHere()
+        self._begun: list[MeanKernel | None] = []
+
+    def begin(self) -> None:
+        """Learn the kernel for y itself."""
+        self._begun = [self._learned((None,))]
+
+    def result(self, scores: Transform | None) -> MeanKernel | None:
+        """The kernel for y or for normal scores of it, see :func:`search_location`."""
+        begun, seconds = self._begun, sum(mean.seconds for mean in self._begun if mean is not None)
+        if begun and scores is None:
+            return begun[0]
+        mean = self._learned((None,) if scores is None else (None, scores))
+        return None if mean is None else replace(mean, seconds=mean.seconds + seconds)
+
+    def _learned(self, transforms: Sequence[Transform | None]) -> MeanKernel | None:
+        (x, y), weights = self._rows.parts, self._rows.importance
+        return learn_mean(x, y, weights, self._categorical, self._folds, transforms, self._memory)
+
+
 def search_location(
-    context: FitContext, scores: Transform | None, kinds: Sequence[str]
+    context: FitContext, search: MeanSearch, scores: Transform | None, kinds: Sequence[str]
 ) -> FitContext:
     """The context with the location of y that is tried.
 
@@ -58,18 +94,15 @@ def search_location(
     ----------
     context
         With the search for the other kernels.
+    search
+        That for the kernel of the ridge regression.
     scores
         Normal scores of y, if their location may be better than that of y: whichever predicts y
         itself with the smaller absolute error is taken.
     kinds
         Trees that are tried.
     """
-    rows, columns = context.rows.prefix(max(REGRESSION_ROWS)), context.sample.columns[0]
-    x, y = rows.parts
-    folds = context.sample.folding.folds(rows.index, rows.units, FOLDS)
-    transforms = (None,) if scores is None else (None, scores)
-    memory = context.executor.trials((KernelPoint,))
-    mean = learn_mean(x, y, rows.importance, columns.categorical, folds, transforms, memory)
+    mean = search.result(scores)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
     if mean is None or not _tries_trees(context, kinds):
         return context

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from cme_dask.display import brief_repr
+from cme_dask.errors import ToleranceWarning, option, warn
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel
-from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.evaluator import beside, one_blas_thread, parallel_each
 from cme_dask.learning.candidates import KernelChoice, KernelPoint, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.regression import regression_bytes
@@ -36,6 +37,7 @@ FOLDS = 5
 
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
+_OVERFITTED = 0.1  # held-out joint loss that no luck makes, where independence has 0
 _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
@@ -85,6 +87,7 @@ def search_kernels(
     given: tuple[Kernel | None, Kernel | None],
     options: Tuning,
     learn_reg: bool,
+    other: Callable[[], None] | None = None,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -98,6 +101,8 @@ def search_kernels(
         See :func:`cme_dask.learning.problems.search_joint`.
     learn_reg
         Whether the ridge is learned, unless a constraint on a partition keeps its own.
+    other
+        A search for the kernel of a location, which is made at the same time if there are cores.
 
     Raises
     ------
@@ -107,27 +112,30 @@ def search_kernels(
         If it does not fit into memory.
     """
     rows, solver = context.rows.prefix(options.rows), context.solver
-    memory = _check_memory(context, len(rows), options.max_rank)
+    cores = 1 if other is None else context.executor.cores
+    memory = _check_memory(context, len(rows), options.max_rank, together=cores > 1)
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    search = search_joint(
-        (rows.parts[0], rows.parts[1]),
-        rows.importance,
-        context.sample.folding.folds(rows.index, rows.units, FOLDS),
-        (given[0], given[1]),
-        (categorical[0], categorical[1]),
-        functions=dict(context.functions[1]),
-        reg=None if learn_reg else solver.reg,
-        options=options,
-        tol=context.pivots[0].tol,
-        seed=context.seed,
-        callback=context.progress,
-        memory=context.executor.trials((KernelPoint,)),
-    )
+    with beside(other or (lambda: None), cores):
+        search = search_joint(
+            (rows.parts[0], rows.parts[1]),
+            rows.importance,
+            context.sample.folding.folds(rows.index, rows.units, FOLDS),
+            (given[0], given[1]),
+            (categorical[0], categorical[1]),
+            functions=dict(context.functions[1]),
+            reg=None if learn_reg else solver.reg,
+            form=solver.reg.form,
+            options=options,
+            tol=context.pivots[0].tol,
+            seed=context.seed,
+            callback=context.progress,
+            memory=context.executor.trials((KernelPoint,)),
+        )
     best = search.finalists[0]
     if learn_reg and not solver.constraint.partition:
-        solver = solver._replace(reg=best.reg._replace(form=solver.reg.form))
+        solver = solver._replace(reg=best.reg)
     return replace(
         context,
         kernels=[best.kernel_x, best.kernel_y],
@@ -138,12 +146,13 @@ def search_kernels(
     )
 
 
-def _check_memory(context: FitContext, rows: int, max_rank: int) -> MemoryPlan:
-    """What the search needs; ResourceError if there is less."""
+def _check_memory(context: FitContext, rows: int, max_rank: int, *, together: bool) -> MemoryPlan:
+    """What both searches need, at once or one after the other; ResourceError if there is less."""
     columns = sum(len(each.names) for each in context.sample.columns)
+    needed = search_bytes(rows, columns, max_rank, FOLDS), regression_bytes(rows)
     return context.executor.check_alone(
         "the search for kernels",
-        max(search_bytes(rows, columns, max_rank, FOLDS), regression_bytes(rows)),
+        sum(needed) if together else max(needed),
         extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held,
         f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
         "of the tuning, or give kernels",
@@ -204,6 +213,14 @@ class EnsembleFit:
             best, more = self._topped_up(best)
             passes += more
         first = best[0]
+        if not self.learn_reg and not first.retained and first.joint > _OVERFITTED:
+            reg = first.candidate.reg
+            warn(
+                f"with the ridges {reg.y:g} and {reg.x:g} the density ratio is farther from that "
+                "of held-out rows than independence is, so the model is that of independence: "
+                f"raise {option('reg')}, or leave it out",
+                ToleranceWarning,
+            )
         sides, mode = first.component.sides, first.arithmetic
         measured = Measured(sides, first.moments, cells, summed, mode, report, passes)
         return best, measured, for_location
@@ -233,24 +250,22 @@ class EnsembleFit:
         )
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
+        each = list(zip(candidates, specified, moments, strict=False))
         with one_blas_thread():
-            of_candidates = moments[: len(specs)]
-            for candidate, (spec, mode), sums in zip(
-                candidates, specified, of_candidates, strict=True
-            ):
-                if context.progress is not None:
-                    done = shares[len(members) - 1] if members else 0.0
-                    context.progress(StepBegan("solution", float(done / shares[-1])))
-                members.append(self._member(candidate, spec, mode, sums))
+            self._solved(0.0)
+            for member in parallel_each(self._member, each, context.executor.cores):
+                members.append(member)
+                self._solved(float(shares[len(members) - 1] / shares[-1]))
         return members, moments[len(specs) :], tuple(summed), report
 
+    def _solved(self, share: float) -> None:
+        if self.context.progress is not None:
+            self.context.progress(StepBegan("solution", share))
+
     def _member(
-        self,
-        candidate: KernelChoice,
-        spec: MomentReduction,
-        mode: ComputeMode,
-        moments: MomentSums,
+        self, of: tuple[KernelChoice, tuple[MomentReduction, ComputeMode], MomentSums]
     ) -> EnsembleMember:
+        candidate, (spec, mode), moments = of
         (x, y), search = spec.features, self.context.search
         factored = candidate.reg.form == "two-sided" and min(candidate.reg[:2]) > 0.0
         folds: list[HeldFold | FactoredFold]
@@ -328,8 +343,10 @@ def _retained(losses: Sequence[tuple[float, float]]) -> float:
 
 
 def _ridges(start: Regularization) -> list[Regularization]:
-    """Ridges around a first one, of y and of x apart."""
+    """Ridges around a first one, of y and of x apart unless they are a single one."""
     steps = [_STEP**k for k in (-2, -1, 0, 1, 2)]
+    if start.form == "single":
+        return [start._replace(y=start.y * a**2, x=start.x * a**2) for a in steps]
     return [start._replace(y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
 
 

@@ -14,9 +14,9 @@ them into memory that is given, in place and solved for on the way.
 In the docstrings n and m are numbers of rows and d the number of columns.
 """
 
-from cme_dask.kernels.base import KERNELS, Columns, Kernel, Product, Scaled, Sum, Unit
+from cme_dask.kernels.base import KERNELS, MAX_DEPTH, Columns, Kernel, Product, Scaled, Sum, Unit
 from cme_dask.kernels.discrete import Categorical, Custom, Delta, Features, Linear, Polynomial
-from cme_dask.kernels.files import MAX_DEPTH, from_dict
+from cme_dask.kernels.files import from_dict
 from cme_dask.kernels.network import Network
 from cme_dask.kernels.stationary import (
     Gaussian,

@@ -23,12 +23,27 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 Array = Any
 
+MAX_DEPTH = 100
+"""How deep kernels may be nested: deeper ones in a file would exhaust the stack."""
+
 _STEP = 1e-3  # of differences, relative to the parameter
 _DIFFERENCES = ((-2, 1 / 12), (-1, -2 / 3), (1, 2 / 3), (2, -1 / 12))
 
 KERNELS: dict[str, type["Kernel"]] = {}
 """The kernels that files may hold, by name: those of the package and those that a program defines.
 """
+
+
+def real_floating(X: Array) -> Array:
+    """The rows, integers as float64: differences of unsigned ones would wrap around."""
+    xp = array_namespace(X)
+    return X if xp.isdtype(X.dtype, "real floating") else xp.astype(X, xp.float64)
+
+
+def _depth(kernel: "Kernel") -> int:
+    """How many kernels lie one within the other."""
+    parts = (getattr(kernel, f.name) for f in fields(kernel))
+    return 1 + max((_depth(part) for part in parts if isinstance(part, Kernel)), default=0)
 
 
 def _plain(value: Any) -> Any:
@@ -72,7 +87,7 @@ class Kernel(ABC):
 
     def __call__(self, X: Array, Z: Array) -> Array:
         """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
-        return self.formula(array_namespace(X, Z), X, Z)
+        return self.formula(array_namespace(X, Z), real_floating(X), real_floating(Z))
 
     @abstractmethod
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
@@ -162,7 +177,7 @@ class Kernel(ABC):
         -------
         gradient : as many numbers as :attr:`parameters`
         """
-        xp = array_namespace(X, Z)
+        xp, X, Z = array_namespace(X, Z), real_floating(X), real_floating(Z)
         return self._differences(lambda kernel: xp.sum(weights * kernel.formula(xp, X, Z)))
 
     def _differences(self, function: Callable[[Self], Any]) -> list[float]:
@@ -181,6 +196,8 @@ class Kernel(ABC):
         """Fields that hold kernels or continuous parameters, with their values."""
         for f in fields(self):
             value = getattr(self, f.name)
+            if type(value) is int and f.type in (float, "float"):
+                value = float(value)
             numbers = value if isinstance(value, tuple) else (value,)
             if isinstance(value, Kernel) or (
                 f.name not in self.fixed and all(type(one) is float for one in numbers)
@@ -194,7 +211,7 @@ class Kernel(ABC):
 
     def diagonal(self, X: Array) -> Array:
         """Return k(x_i, x_i), (n,), of rows X (n, d)."""
-        return self.diagonal_formula(array_namespace(X), X)
+        return self.diagonal_formula(array_namespace(X), real_floating(X))
 
     def check(self, n_columns: int) -> None:  # noqa: B027 (most kernels fit any number)
         """Raise DataError if the kernel can't be used on `n_columns` columns."""
@@ -267,10 +284,8 @@ class Evaluated(Kernel, abstract=True):
 
     def __call__(self, X: Array, Z: Array) -> Array:
         """Return the block k(x_i, z_j), (n, m), of rows X (n, d) and Z (m, d)."""
-        xp = array_namespace(X, Z)
+        xp, X, Z = array_namespace(X, Z), real_floating(X), real_floating(Z)
         dtype = xp.result_type(X, Z)
-        if not xp.isdtype(dtype, "real floating"):
-            dtype = xp.float64
         out = xp.empty((Z.shape[0], X.shape[0]), dtype=dtype, device=device(X))
         self.evaluator(Z)(X, out)
         return out.T
@@ -351,6 +366,11 @@ class _Pair(Evaluated, abstract=True):
     def __post_init__(self) -> None:
         check_kernel("left", self.left)
         check_kernel("right", self.right)
+        if _depth(self) > MAX_DEPTH:
+            raise DataError(
+                f"kernels may be nested {MAX_DEPTH} deep at most: combine many of them in pairs, "
+                "such as (a + b) + (c + d)"
+            )
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return the sum or product of both blocks."""
@@ -374,12 +394,9 @@ class _Pair(Evaluated, abstract=True):
         return self.left.measures(column) or self.right.measures(column)
 
     def column_scales(self, n_columns: int) -> tuple[ColumnScale | None, ...]:
-        """Return the shorter of both scales of each column."""
+        """Return the shorter of both scales of each column, or that there is none."""
         both = self.left.column_scales(n_columns), self.right.column_scales(n_columns)
-        return tuple(
-            min((s for s in pair if s is not None), key=lambda s: s.scale, default=None)
-            for pair in zip(*both, strict=True)
-        )
+        return tuple(map(_shorter, *both))
 
     def pools(self, column: int) -> bool:
         """Whether both kernels do."""
@@ -394,6 +411,14 @@ class _Pair(Evaluated, abstract=True):
     def __repr__(self) -> str:
         right = self.right._operand(self._precedence + 1)
         return f"{self.left._operand(self._precedence)} {self._sign} {right}"
+
+
+def _shorter(left: ColumnScale | None, right: ColumnScale | None) -> ColumnScale | None:
+    finite = [each for each in (left, right) if each is not None and not each.ignored]
+    if finite:
+        return min(finite, key=lambda each: each.scale)
+    # A kernel without a length scale along the column may see it all the same.
+    return None if left is None or right is None else left
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Kernel, Unit, check_integer, check_number
+from cme_dask.kernels.base import Array, Kernel, Unit, check_integer, check_number, real_floating
 from cme_dask.kernels.evaluator import BlockEvaluator, take_into
 from cme_dask.kernels.stationary import LengthScaled
 
@@ -192,7 +192,7 @@ class Polynomial(Kernel):
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
         """Return the gradients in the offset and in the scale."""
-        xp, products = array_namespace(X, Z), X @ Z.T
+        xp, products = array_namespace(X, Z), real_floating(X) @ real_floating(Z).T
         inner = (self.scale * products + self.offset) ** (self.degree - 1)
         weighted = self.degree * weights * inner
         return [float(xp.sum(weighted)), float(xp.sum(weighted * products))]

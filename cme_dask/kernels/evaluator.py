@@ -333,11 +333,31 @@ def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], cores: int
 ) -> list[Result]:
     """``function`` of each item in so many threads; with one core in the thread that asks."""
+    return list(parallel_each(function, items, cores))
+
+
+def parallel_each(
+    function: Callable[[Item], Result], items: Sequence[Item], cores: int
+) -> Iterator[Result]:
+    """As :func:`parallel_map`, one result after the other."""
     if min(cores, len(items)) <= 1:
-        return [function(item) for item in items]
+        yield from map(function, items)
+        return
     contexts = [copy_context() for _ in items]  # such as the settings for floating-point errors
     with ThreadPoolExecutor(cores) as threads:
-        return list(threads.map(lambda c, item: c.run(function, item), contexts, items))
+        yield from threads.map(lambda c, item: c.run(function, item), contexts, items)
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[], object], cores: int) -> Iterator[None]:
+    """Do ``work`` in a thread while the block runs, and wait for its end; with one core don't."""
+    if cores <= 1:
+        yield
+        return
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(copy_context().run, work)
+        yield
+        done.result()
 
 
 # Kernel functions of rows, written block by block

@@ -5,11 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 from cme_dask.errors import DataError, remedy
-from cme_dask.kernels.base import KERNELS, Kernel, check_kernel
+from cme_dask.kernels.base import KERNELS, MAX_DEPTH, Kernel, check_kernel
 from cme_dask.kernels.discrete import Custom
 from cme_dask.kernels.transforms import Transform
-
-MAX_DEPTH = 100  # of nested kernels in a file: a hostile one must not exhaust the stack
 
 
 def from_dict(d: Mapping[str, Any], custom: Mapping[str, Kernel] | None = None) -> Kernel:
@@ -55,7 +53,12 @@ def _part(key: str, value: object, custom: Mapping[str, Kernel], depth: int) -> 
         return Transform.from_dict(value)
     if key == "weights":
         return value
-    return _build(value, custom, depth) if isinstance(value, Mapping) else value
+    return _build(value, custom, depth) if isinstance(value, Mapping) else _tuples(value)
+
+
+def _tuples(value: object) -> object:
+    """The value of a field, whose tuples JSON wrote as lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _supplied(name: object, custom: Mapping[str, Kernel]) -> Kernel:

@@ -1,5 +1,6 @@
 """The length scale of a kernel along one column, and the ranges in which scales are searched."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class ColumnScale:
     @property
     def ignored(self) -> bool:
         """Whether the kernel does not depend on the column."""
-        return self.scale >= IGNORED
+        mapped = self.transform is not None or self.scale == IGNORED  # not in units of a column
+        return self.scale == math.inf or (mapped and self.scale >= IGNORED)
 
     @property
     def in_units(self) -> float:

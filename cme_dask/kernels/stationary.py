@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Evaluated, Unit, check_number, is_a
+from cme_dask.kernels.base import Array, Evaluated, Unit, check_number, is_a, real_floating
 from cme_dask.kernels.evaluator import (
     BlockEvaluator,
     Scratch,
@@ -41,6 +41,12 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
     return [(X[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j] for j in range(d)]
 
 
+def _medians(xp: Any, Z: Array) -> Any:
+    """The upper median of each column, shape (d,); 0 without rows."""
+    m = Z.shape[0]
+    return xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+
+
 class DistanceEvaluator(BlockEvaluator):
     """Functions of the scaled rows u = (x - c) / l, with c the column medians of Z.
 
@@ -56,12 +62,12 @@ class DistanceEvaluator(BlockEvaluator):
 
     def __init__(self, kernel: "Stationary | Laplace", Z: Array, *, log: bool) -> None:
         super().__init__(kernel, Z, log=log)
-        xp, scale, (m, d) = self.xp, kernel.length_scale, Z.shape
+        xp, scale, d = self.xp, kernel.length_scale, Z.shape[1]
         self._scales: Any = scale if isinstance(scale, tuple) else (scale,) * d
         self._scale: Any = scale
         if isinstance(scale, tuple):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
-        self._centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+        self._centre = _medians(xp, Z)
         self._factor, self._smooth = kernel.factor, kernel.smooth
         self._v = (Z - self._centre) / self._scale
         if self._smooth:
@@ -207,18 +213,31 @@ class Stationary(LengthScaled, abstract=True):
         if not isinstance(self, HasSlope):
             return super().weighted_gradient(X, Z, weights)
         xp, each = array_namespace(X, Z), self.length_scale
+        X, Z = real_floating(X), real_floating(Z)
         d = X.shape[1]
         scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
-        centre = xp.mean(Z, axis=0)
+        centre = _medians(xp, Z)
         u, v = (X - centre) / scales, (Z - centre) / scales
         squares_u, squares_v = u * u, v * v
-        squares = xp.sum(squares_u, axis=1)[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
-        slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
-        if not self.smooth:
-            slopes = xp.where(squares > _EQUAL, slopes, 0.0)
+        lengths = xp.sum(squares_u, axis=1)
+        squares = lengths[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
+        slopes = self._slopes(xp, squares, weights)
+        (far,) = xp.nonzero(lengths > _FAR)
+        if far.shape[0]:
+            slopes = xp.where(lengths[:, None] > _FAR, 0.0, slopes)
         totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
         totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
+        if far.shape[0]:  # by differences, which do not cancel
+            away = _scaled_differences(xp.take(X, far, axis=0), Z, each)
+            slopes = self._slopes(xp, sum(u * u for u in away), xp.take(weights, far, axis=0))
+            totals = totals + xp.stack([xp.sum(slopes * u * u) for u in away])
         return self._in_scales([float(one) for one in -2.0 * totals / scales])
+
+    def _slopes(self, xp: Any, squares: Array, weights: Array) -> Array:
+        """Weighted derivatives in r^2; none of rows that count as equal."""
+        assert isinstance(self, HasSlope)
+        slopes = weights * self.slope(xp, xp.clip(squares, 0.0))
+        return slopes if self.smooth else xp.where(squares > _EQUAL, slopes, 0.0)
 
     def evaluator(self, Z: Array, *, log: bool = False) -> BlockEvaluator:
         """Return the functions by matrix products, or by differences where k is not smooth."""
@@ -293,6 +312,7 @@ class Gaussian(Stationary):
             In the order of :attr:`parameters`.
         """
         xp, scale = array_namespace(X, Z), self.length_scale
+        X, Z = real_floating(X), real_floating(Z)
         block = self(X, Z)
         squares = [u * u for u in _scaled_differences(X, Z, scale)]
         if isinstance(scale, tuple):
@@ -325,6 +345,7 @@ class Laplace(LengthScaled):
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
         """Return the gradient in the length scales: ``dk / dl_j = k |x_j - z_j| / l_j^2``."""
         xp, each = array_namespace(X, Z), self.length_scale
+        X, Z = real_floating(X), real_floating(Z)
         scales = each if isinstance(each, tuple) else (each,) * X.shape[1]
         weighted = weights * self(X, Z)
         terms = zip(_scaled_differences(X, Z, each), scales, strict=True)
@@ -458,7 +479,7 @@ class RationalQuadratic(Stationary):
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
         """Return the gradients in the length scales and in alpha."""
-        xp = array_namespace(X, Z)
+        xp, X, Z = array_namespace(X, Z), real_floating(X), real_floating(Z)
         squares = sum(u * u for u in _scaled_differences(X, Z, self.length_scale))
         share = squares * (0.5 / self.alpha)
         in_alpha = self.of_squares(xp, squares) * (share / (1.0 + share) - xp.log1p(share))

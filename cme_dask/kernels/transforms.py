@@ -14,7 +14,15 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.base import Array, Evaluated, Kernel, check_kernel, check_number, is_a
+from cme_dask.kernels.base import (
+    Array,
+    Evaluated,
+    Kernel,
+    check_kernel,
+    check_number,
+    is_a,
+    real_floating,
+)
 from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator
 from cme_dask.kernels.length_scales import ColumnScale
 
@@ -371,6 +379,7 @@ class TransformedKernel(Evaluated):
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
         """Return the gradient of the base, of mapped rows."""
+        X, Z = real_floating(X), real_floating(Z)
         map_rows = self.transform.prepare(array_namespace(Z), Z)
         return self.base.weighted_gradient(map_rows(X), map_rows(Z), weights)
 

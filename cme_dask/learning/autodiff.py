@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,15 @@ def description(value: Any, depth: int = 0) -> Any:
         return tuple(description(item, depth + 1) for item in value)
     if isinstance(value, partial):
         return description((value.func, value.args, value.keywords), depth + 1)
+    if isinstance(value, CodeType):
+        return description((value.co_code.hex(), value.co_names, value.co_consts), depth + 1)
     function = getattr(value, "__wrapped__", value)  # of a compiled one
     cells = getattr(function, "__closure__", None) or ()
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if hasattr(value, "dtype"):
         name = repr(np.asarray(value))
-    return (name, *(description(cell.cell_contents, depth + 1) for cell in cells))
+    # Lambdas of the same place have one name.
+    names = "__code__", "__defaults__", "__kwdefaults__"
+    parts = [getattr(function, key, None) for key in names]
+    held = (cell.cell_contents for cell in cells)
+    return (name, *(description(part, depth + 1) for part in (*parts, *held)))

@@ -10,7 +10,7 @@ import numpy as np
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.kernels import Categorical, Gaussian, Kernel, Matern, Transform, TransformedKernel
-from cme_dask.kernels.length_scales import IGNORED, SCALES
+from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.transforms import constant_columns, learn_transform
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.reduction import MemoryPlan
@@ -45,6 +45,15 @@ class TrialMemory(Protocol):
         """Write what is not written yet."""
 
 
+class TrialsHere(dict[Any, Any]):
+    """A memory of trials in this process."""
+
+    put = dict.__setitem__
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+
 def recalled(memory: TrialMemory | None, key: Any, trial: Callable[[], T]) -> T:
     """What a trial gives; from memory, where it was made before."""
     if memory is None:
@@ -74,7 +83,8 @@ class Tuning:
         Pivots of each basis in the search.
     evaluations
         Pairs of kernels that are tried after the grid; default 40, and 5 more for each of up to 24
-        columns. Of more columns those that matter least share a factor of their length scales.
+        columns. Of more columns those that matter least share a factor of their length scales. No
+        more than there are length scales, and two, refine nothing: the grid alone is tried then.
     finalists
         Candidates whose moments are made of all rows.
     averaged
@@ -146,9 +156,12 @@ class KernelPoint:
         return [j for j, scale in enumerate(self.scales) if scale < IGNORED]
 
     def scaled(self, factors: Sequence[float]) -> "KernelPoint":
-        """With other length scales, kept within bounds; ignored columns stay ignored."""
+        """With other length scales within the bounds of these; ignored columns stay ignored."""
         scales = np.asarray(self.scales)
-        scales = np.where(scales < IGNORED, np.clip(scales * factors, *SCALES), scales)
+        seen, (low, high) = scales < IGNORED, SCALES
+        within = ((scales >= low) & (scales <= high))[seen].all()
+        bounds = SCALES if within else WIDEST
+        scales = np.where(seen, np.clip(scales * factors, *bounds), scales)
         return replace(self, scales=tuple(scales.tolist()))
 
 
@@ -352,6 +365,8 @@ class Search:
         From points of x and y to kernels.
     reg
         The ridge, where it was given.
+    form
+        Of the ridges that were compared, see :class:`Regularization`.
     criterion
         What was minimised.
     memory
@@ -365,6 +380,7 @@ class Search:
     seconds: float
     kernels: tuple[VariableKernels, VariableKernels] = field(repr=False)
     reg: Regularization | None
+    form: str
     criterion: str
     memory: MemoryPlan | None = None
 
@@ -379,5 +395,5 @@ class Search:
             One of ``trials``.
         """
         x, y = self.kernels
-        reg = Regularization(trial.reg, trial.reg) if self.reg is None else self.reg
+        reg = Regularization(trial.reg, trial.reg, self.form) if self.reg is None else self.reg
         return KernelChoice(x.kernel(trial.x), y.kernel(trial.y), reg, trial)

@@ -31,7 +31,13 @@ _TOL = 1e-4  # of the solutions that are compared: their losses differ by far mo
 
 
 def choose_landmarks(
-    kernel: Any, rows: Array, weights: Array, count: int, choice: str = "pivots", seed: int = 0
+    kernel: Any,
+    rows: Array,
+    weights: Array,
+    count: int,
+    choice: str = "pivots",
+    seed: int = 0,
+    categorical: Sequence[bool] = (),
 ) -> Array:
     """Landmarks of one variable from the row sample.
 
@@ -48,8 +54,11 @@ def choose_landmarks(
     choice
         ``"pivots"``: greedy pivoted Cholesky, of which fewer are a prefix of more. ``"kmeans"``:
         centres of k-means on standardised columns, means of quantile bins for a scalar variable.
+        Of columns of labels each has the commonest label of its rows.
     seed
         Of k-means.
+    categorical
+        Which columns are codes of labels; default none.
 
     Returns
     -------
@@ -63,15 +72,17 @@ def choose_landmarks(
     if choice not in LANDMARKS:
         raise DataError(f"choice must be one of {', '.join(LANDMARKS)}, got {choice!r}")
     if choice == "kmeans":
-        if rows.shape[1] == 1:
+        if rows.shape[1] == 1 and not any(categorical):
             return make_support(rows, weights, count).points
-        return _centres(rows[:_CLUSTERED], weights[:_CLUSTERED], count, seed)
+        return _centres(rows[:_CLUSTERED], weights[:_CLUSTERED], count, seed, categorical)
     first, which = distinct_in_random_order(rows)
     distinct = np.asarray(rows)[first]
     return distinct[pivot_landmarks(kernel, distinct, np.bincount(which, weights), count)]
 
 
-def _centres(rows: Array, weights: Array, count: int, seed: int) -> Array:
+def _centres(
+    rows: Array, weights: Array, count: int, seed: int, categorical: Sequence[bool]
+) -> Array:
     """Centres of k-means on standardised columns, or all distinct rows if they are no more.
 
     Source of k-means++: Arthur and Vassilvitskii (2007), Proceedings of SODA, 1027.
@@ -86,7 +97,13 @@ def _centres(rows: Array, weights: Array, count: int, seed: int) -> Array:
     # Several threads of k-means add up in the order in which they end: last bits would change.
     with one_blas_thread():
         means.fit((distinct - middle) / scale, sample_weight=mass)
-    return np.asarray(np.unique(means.cluster_centers_ * scale + middle, axis=0))
+    centres = means.cluster_centers_ * scale + middle
+    for j in np.flatnonzero(categorical):
+        levels, codes = np.unique(distinct[:, j], return_inverse=True)
+        masses = np.zeros((len(centres), len(levels)))
+        np.add.at(masses, (means.labels_, codes), mass)
+        centres[:, j] = levels[masses.argmax(axis=1)]
+    return np.asarray(np.unique(centres, axis=0))
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,8 @@ def landmark_number(
     choice: str = "pivots",
     seed: int = 0,
     candidates: Sequence[int] = CANDIDATES,
+    folds: Array | None = None,
+    categorical: tuple[Sequence[bool], Sequence[bool]] = ((), ()),
 ) -> LandmarkChoice:
     """Choose the number of landmarks by the held-out joint loss of the coupling.
 
@@ -140,6 +159,10 @@ def landmark_number(
         See :func:`choose_landmarks`.
     candidates
         Numbers to try.
+    folds
+        Fold of each row, shape (n,): rows that belong together in one. Default row by row.
+    categorical
+        Of x and of y, see :func:`choose_landmarks`.
 
     Raises
     ------
@@ -151,9 +174,10 @@ def landmark_number(
         raise DataError(
             f"to choose the number of landmarks takes {_FOLDS} rows, got {n}: give landmarks"
         )
-    folds = fold_of_rows(0, n, _FOLDS)
+    if folds is None:
+        folds = fold_of_rows(0, n, _FOLDS)
     candidates = sorted(set(candidates))
-    points = _Nested(kernels, parts, weights, candidates[-1], choice, seed)
+    points = _Nested(kernels, parts, weights, candidates[-1], choice, seed, categorical)
     tried: list[int] = []
     losses: list[Array] = []
     errors: list[float] = []
@@ -196,13 +220,14 @@ class _Nested:
         most: int,
         choice: str,
         seed: int,
+        categorical: tuple[Sequence[bool], Sequence[bool]],
     ) -> None:
-        self._arguments = (kernels, parts, weights, choice, seed)
+        self._arguments = (kernels, parts, weights, choice, seed, categorical)
         self._all = [self._choose(i, most) for i in (0, 1)]
 
     def _choose(self, i: int, count: int) -> Array:
-        kernels, parts, weights, choice, seed = self._arguments
-        return choose_landmarks(kernels[i], parts[i], weights, count, choice, seed)
+        kernels, parts, weights, choice, seed, categorical = self._arguments
+        return choose_landmarks(kernels[i], parts[i], weights, count, choice, seed, categorical[i])
 
     def __call__(self, i: int, count: int) -> Array:
         if count >= len(self._all[i]) or self._arguments[3] == "pivots":

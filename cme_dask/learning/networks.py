@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from cme_dask.errors import DataError
 from cme_dask.kernels import Features, Kernel, Network
 from cme_dask.learning.autodiff import extra
 from cme_dask.learning.rademacher import (
@@ -20,11 +21,13 @@ from cme_dask.learning.rademacher import (
     LabelledRows,
     clipped_loss,
 )
+from cme_dask.numerics.scoring import column_deviations
 
 Array = Any
 
 _PADDED = 64  # batches are filled up to a multiple of as many rows: JAX compiles for each number
 _DROPOUT = 0x64726F70  # of seeds
+_FAR = 1e5  # means in standard deviations, from which on features are off by a hundredth or more
 
 
 def coordinates_of(
@@ -167,13 +170,27 @@ class NetworkCoordinates:
         if kernel.weights is None:
             if kernel.image is None:
                 self._shift = importance @ x
-            squares = importance @ (x - self._shift) ** 2
-            scale = np.sqrt(squares if kernel.image is None else squares.mean(keepdims=True))
-            self._scale = np.where(scale > 0.0, scale, 1.0)
+                scale = column_deviations(x, importance)
+                self._scale = np.where(np.isfinite(scale), scale, 1.0)
+                self._check_offsets()
+            else:
+                scale = np.sqrt((importance @ x**2).mean(keepdims=True))
+                self._scale = np.where(scale > 0.0, scale, 1.0)
         self._compiled: tuple[Any, Any] | None = None
         logarithm = [math.log(reg)] if learn_reg else []
         self.start = np.append(self._network.vector.astype(np.float64), logarithm)
         self._shapes = self._network.shapes(x.shape[1])
+
+    def _check_offsets(self) -> None:
+        """DataError on columns whose deviations float32 would lose beside their means."""
+        ratio = np.abs(self._shift) / self._scale
+        far = np.flatnonzero(ratio > _FAR)
+        if len(far):
+            raise DataError(
+                f"column {far[0]} of x has a mean of {self._shift[far[0]]:.3g} and a standard "
+                f"deviation of {self._scale[far[0]]:.3g}: networks compute in float32, which holds "
+                "a difference so small beside its offset badly; subtract the mean of the column"
+            )
 
     def at(self, vector: Array) -> tuple[Network, float]:
         """The network and the ridge."""

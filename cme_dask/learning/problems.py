@@ -114,6 +114,7 @@ def search_joint(
     *,
     functions: Mapping[str, Function] | None = None,
     reg: Regularization | None = None,
+    form: str = "two-sided",
     options: Tuning | None = None,
     tol: float = 1e-5,
     seed: int = 0,
@@ -138,6 +139,8 @@ def search_joint(
         Declared functions of y by name, for ``criterion="validation"``.
     reg
         The ridge, if it is not learned.
+    form
+        Of the ridges that are compared, if it is learned.
     options
         How to search.
     tol
@@ -162,7 +165,12 @@ def search_joint(
     )
     x, y = map(SearchedVariable, parts, (weights, weights), categorical, given)
     rows = ScreenedRows(weights, folds, scoring(parts[1]))
-    regs = [Regularization(r, r) for r in REGS] if reg is None else [reg]
+    if reg is not None:
+        regs = [reg]
+    elif form == "single":  # r of both sides is about r^2 of the product
+        regs = [Regularization(r**2, r**2, form) for r in REGS]
+    else:
+        regs = [Regularization(r, r, form) for r in REGS]
     rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
     problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
     columns = sum(part.shape[1] for part in parts)
@@ -185,7 +193,7 @@ def search_joint(
     assert isinstance(score, Score)
     seconds = time.perf_counter() - begin
     result = Search(
-        trials, (), scoring, score, seconds, (x.kernels, y.kernels), reg, options.criterion
+        trials, (), scoring, score, seconds, (x.kernels, y.kernels), reg, form, options.criterion
     )
     return replace(result, finalists=tuple(result.candidate(results[pair]) for pair in best))
 

@@ -632,6 +632,9 @@ def _evaluated(state: LearningState, loss: float) -> LearningState:
     """The state with a held-out loss."""
     history = state.history.copy()
     history[-1, -1] = loss
-    if loss < state.best_loss - _BETTER * abs(state.best_loss):
+    better = loss < state.best_loss
+    if np.isfinite(state.best_loss):
+        better = loss < state.best_loss - _BETTER * abs(state.best_loss)
+    if better:
         return replace(state, best=state.vector, best_loss=loss, stale=0, history=history)
     return replace(state, stale=state.stale + 1, history=history)

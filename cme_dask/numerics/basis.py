@@ -472,7 +472,11 @@ class FeatureBasis:
             raise DataError(f"kernel must derive from kernels.Features, got {self.kernel!r}")
         check_integer("n_columns", self.n_columns, 1)
         self.kernel.check(self.n_columns)
-        object.__setattr__(self, "rank", int(self(np.zeros((2, self.n_columns))).shape[1]))
+        with np.errstate(all="ignore"):  # only their number matters at rows that nobody gave
+            values = self.kernel.features(np, np.zeros((2, self.n_columns)))
+        if values.ndim != 2 or len(values) != 2:
+            raise self._shapeless(2, values)
+        object.__setattr__(self, "rank", int(values.shape[1]))
 
     @property
     def parts(self) -> "tuple[FeatureBasis]":
@@ -501,16 +505,22 @@ class FeatureBasis:
         """Values at the rows of x, shape (n, m)."""
         xp = array_namespace(x)
         values = self.kernel.features(xp, x)  # type: ignore[attr-defined] # checked at once
-        if (
-            values.ndim != 2
-            or values.shape[0] != x.shape[0]
-            or not bool(xp.all(xp.isfinite(values)))
-        ):
+        n = x.shape[0]
+        if values.ndim != 2 or values.shape[0] != n:
+            raise self._shapeless(n, values)
+        finite = xp.all(xp.isfinite(values), axis=1)
+        if not bool(xp.all(finite)):
             raise DataError(
-                f"features of {self.kernel!r} at {x.shape[0]} rows must be finite numbers of shape "
-                f"({x.shape[0]}, m), got an array of shape {tuple(values.shape)}"
+                f"features of {self.kernel!r} must be finite numbers, got NaN or infinity at "
+                f"{n - int(xp.sum(xp.astype(finite, xp.int64))):,} of {n:,} rows"
             )
         return values
+
+    def _shapeless(self, n: int, values: Array) -> DataError:
+        return DataError(
+            f"features of {self.kernel!r} at {n:,} rows must have the shape ({n}, m), got an array "
+            f"of shape {tuple(values.shape)}"
+        )
 
     def nearness(self, count: int | None = None) -> Callable[[Array], Array]:
         """:meth:`support`: there are no pivots."""

@@ -9,7 +9,7 @@ import numpy as np
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.crossval import held_out
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import Moments, MomentSums, variances
 from cme_dask.numerics.problem import Replicates, replicates
 from cme_dask.numerics.scoring import mean_and_error
 
@@ -232,7 +232,8 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
 
     .. math:: \frac1q \sum_j \mathrm E (f_j(Y) - \mathrm E[f_j | X])^2 / \mathrm{Var}(f_j),
 
-    with expectation and variance over the held-out fold. Functions that don't vary are left out.
+    with the expectation over the held-out fold, and the variance over all rows: of a rare event a
+    fold may have none. Functions that don't vary are left out.
 
     Parameters
     ----------
@@ -242,9 +243,8 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     transform, lam = eigenbasis(rest.blocks["x", "x"])
     target = transform.T @ function_moments(rest)
     none = np.zeros(target.shape[1])
-    flat = np.zeros((len(transform), len(none)))
-    variance = held.squared_error("x", "y", held.means["f(y)"], flat)
-    varies = variance > (1e-13 * np.abs(held.means["f(y)"])) ** 2
+    variance = variances((rest, held), "y")
+    varies = variance > 0.0
     losses = []
     for shrunk in inverse_eigenvalues(lam, regs).T:
         error = held.squared_error("x", "y", none, transform @ (shrunk[:, None] * target))

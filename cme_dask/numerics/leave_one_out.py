@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.embedding import function_moments, inverse_eigenvalues
-from cme_dask.numerics.moments import FeatureBlock, MomentSums
+from cme_dask.numerics.moments import FeatureBlock, MomentSums, variances
 from cme_dask.numerics.reduction import Cost, Extent, Reduction, Strip, blocks
 
 Array = Any
@@ -157,10 +157,8 @@ def leave_one_out(
     if criterion == "surrogate":
         targets, cross = KernelSections(y.basis), mean.blocks["y", "x"].T
     else:
-        average = mean.means["f(y)"]
-        flat = np.zeros((len(transform), len(average)))
-        variance = mean.squared_error("x", "y", average, flat)
-        varies = variance > (1e-13 * np.abs(average)) ** 2
+        variance = variances([mean], "y")
+        varies = variance > 0.0
         count = max(int(varies.sum()), 1)
         factors = np.where(varies, 1.0 / np.sqrt(count * np.where(varies, variance, 1.0)), 0.0)
         targets, cross = ScaledFunctions(y, factors), function_moments(mean) * factors

@@ -15,7 +15,7 @@ from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.learning_curve import error_of_all, fold_pairs
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import Moments, MomentSums, variances
 from cme_dask.numerics.scoring import mean_and_error
 from cme_dask.numerics.values import ValueMap
 
@@ -309,7 +309,8 @@ class _Ridge:
         n_t = mean.blocks["x", "f(x)"][:, :d] - np.outer(c, away_t)
         t_z = mean.blocks["f(x)", "f(y)"][:d, columns] - np.outer(away_t, away_z)
         gram_t = mean.blocks["f(x)", "f(x)"][:d, :d] - np.outer(away_t, away_t)
-        inverse = _inverse(gram_t, trend)
+        # A column that differs in rows of one fold alone is constant without that fold.
+        inverse = _inverse(gram_t, trend & (variances([mean], "x")[:d] > 0.0))
         part = n_t @ inverse
         transform, lam = eigenbasis(gram - part @ n_t.T)
         return cls(
@@ -337,10 +338,7 @@ class _Ridge:
 
 def _inverse(gram: Array, which: Array) -> Array:
     """Pseudoinverse of the rows and columns that count, zeros elsewhere, shape (d, d)."""
-    deviation = np.sqrt(np.maximum(np.diagonal(gram), 0.0))
-    scale = np.where(
-        which & (deviation > 0.0), 1.0 / np.where(deviation > 0.0, deviation, 1.0), 0.0
-    )
+    scale = np.where(which, 1.0 / np.sqrt(np.where(which, np.diagonal(gram), 1.0)), 0.0)
     scaled = scale[:, None] * gram * scale
     return np.asarray(
         scale[:, None] * np.linalg.pinv(scaled, rcond=_COLLINEAR, hermitian=True) * scale
@@ -406,7 +404,9 @@ def fit_mean_function(
     fits, errors, baselines = zip(*refits, strict=True)
     chosen = _simplest(np.array(errors), share)
     ridge = grid[chosen]
-    whole = _Ridge.of(moments.means(), columns, low < high).solve(ridge)
+    mean = moments.means()
+    whole = _Ridge.of(mean, columns, low < high).solve(ridge)
+    varies = variances([mean], "y")[columns] > 0.0
     location = MeanFunction(
         basis.kernel,
         basis.points,
@@ -428,7 +428,7 @@ def fit_mean_function(
         ridge,
         np.take_along_axis(np.array(errors), chosen[None, None, :], axis=1)[:, 0],
         share,
-        share @ np.array(baselines),
+        np.where(varies, share @ np.array(baselines), 0.0),
     )
 
 

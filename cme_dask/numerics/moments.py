@@ -359,6 +359,27 @@ class Moments:
         )
 
 
+_CONSTANT = 1e-12  # of what cancels in a variance: below that it is rounding
+
+
+def variances(parts: Sequence[Moments], variable: str) -> Array:
+    """Variance of the functions of a variable, shape (q,); 0 of those that do not vary.
+
+    Parameters
+    ----------
+    parts
+        Means over rows; the variance is that over the rows of all of them.
+    variable
+        The variable.
+    """
+    f = f"f({variable})"
+    shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
+    away = shares @ [part.means[f] - part.shifts[variable] for part in parts]
+    square = shares @ [np.diagonal(part.blocks[f, f]) for part in parts]
+    variance = square - away**2
+    return np.where(variance > _CONSTANT * square, variance, 0.0)
+
+
 # What is summed: one block of features for each variable
 
 

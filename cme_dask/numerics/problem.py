@@ -16,7 +16,7 @@ from cme_dask.config import REG
 from cme_dask.display import brief_repr
 from cme_dask.errors import ConvergenceError, ConvergenceWarning, DataError, option, remedy, warn
 from cme_dask.numerics.basis import Basis, eigenbasis
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import Moments, MomentSums, variances
 
 # The quadratic program of the joint distribution, in bases that make it diagonal
 
@@ -636,6 +636,7 @@ def replicates(
             z, other = "xy"[given], "yx"[given]
             error = held.squared_error(z, other, constant, slope)
             baseline = held.squared_error(z, other, rest.means[f"f({other})"], 0.0 * slope)
+            baseline[variances((rest, held), other) == 0.0] = 0.0
             parts[given].append((constant, slope, error, baseline))
     share, result = np.array(shares) / np.sum(shares), []
     for given, each in enumerate(parts):

@@ -438,11 +438,16 @@ def _directions(rows: Array, weights: Array, numeric: list[int], seed: int) -> l
     """The axes of the numeric columns and directions between them, over the deviations.
 
     Sums and differences of pairs, which is what events compare; of many columns random ones.
+    Columns that do not vary are left out beside others that do.
     """
     if not numeric:
         return []
-    values = rows[:, numeric]
-    deviation = np.sqrt(weights @ (values - weights @ values) ** 2)
+    deviation = column_deviations(rows[:, numeric], weights)
+    varying = np.isfinite(deviation)
+    if varying.any():
+        numeric, deviation = np.array(numeric)[varying].tolist(), deviation[varying]
+    else:
+        deviation = np.ones(len(numeric))
     axes = np.eye(len(numeric))
     if len(numeric) > _PAIRED:
         between = np.random.default_rng(seed).standard_normal((_DRAWN, len(numeric)))
@@ -453,7 +458,7 @@ def _directions(rows: Array, weights: Array, numeric: list[int], seed: int) -> l
         between /= np.linalg.norm(between, axis=1, keepdims=True)
         axes = np.vstack([axes, between])
     whole = np.zeros((len(axes), rows.shape[1]))
-    whole[:, numeric] = axes / np.where(deviation > 0, deviation, 1.0)
+    whole[:, numeric] = axes / deviation
     return list(whole)
 
 
