@@ -222,6 +222,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             tol=context.pivots[0].tol,
             callback=context.progress,
             memory=context.executor.trials((KernelPoint,)),
+            cores=context.executor.cores,
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
 

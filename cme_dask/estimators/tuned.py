@@ -1,6 +1,7 @@
 """Fits that learn their kernels: the search, and the members whose density ratios are averaged."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -112,12 +113,13 @@ def search_kernels(
         If it does not fit into memory.
     """
     rows, solver = context.rows.prefix(options.rows), context.solver
-    cores = 1 if other is None else context.executor.cores
-    memory = _check_memory(context, len(rows), options.max_rank, together=cores > 1)
+    cores = context.executor.cores
+    together = other is not None and cores > 1
+    memory = _check_memory(context, len(rows), options.max_rank, together=together)
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    with beside(other or (lambda: None), cores):
+    with beside(other, cores) if other is not None else nullcontext():
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -132,6 +134,7 @@ def search_kernels(
             seed=context.seed,
             callback=context.progress,
             memory=context.executor.trials((KernelPoint,)),
+            cores=cores - 1 if together else cores,
         )
     best = search.finalists[0]
     if learn_reg and not solver.constraint.partition:
@@ -149,7 +152,8 @@ def search_kernels(
 def _check_memory(context: FitContext, rows: int, max_rank: int, *, together: bool) -> MemoryPlan:
     """What both searches need, at once or one after the other; ResourceError if there is less."""
     columns = sum(len(each.names) for each in context.sample.columns)
-    needed = search_bytes(rows, columns, max_rank, FOLDS), regression_bytes(rows)
+    cores = context.executor.cores - 1 if together else context.executor.cores
+    needed = search_bytes(rows, columns, max_rank, FOLDS, cores), regression_bytes(rows)
     return context.executor.check_alone(
         "the search for kernels",
         sum(needed) if together else max(needed),

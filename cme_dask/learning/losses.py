@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -138,6 +137,8 @@ class ScreenedSide:
         self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
     ) -> None:
         self._rows, self._kernel = rows, kernel
+        self._bases: list[tuple[Array, Array]] | None = None
+        self._held: list[tuple[Array, Array]] | None = None
         pivots, self._factor = pivots_of_few(kernel, values, tol, max_rank, rows.weights)
         self._pivots = values[pivots]
         self.newton = self.at(values)
@@ -165,25 +166,31 @@ class ScreenedSide:
         sections = self._kernel(values, self._pivots)
         return solve_triangular(self._factor, sections.T, lower=True, check_finite=False).T
 
-    @cached_property
+    # No cached_property: until Python 3.12 it locks out the sides that other threads make.
+
+    @property
     def bases(self) -> list[tuple[Array, Array]]:
         """Centred eigenbases without each fold: transform and eigenvalues."""
-        result = []
-        for fold, share in zip(self.folds, self._rows.shares, strict=True):
-            rest = self._rows.shares.sum() - share
-            sums = self.total - fold
-            result.append(eigenbasis(sums.gram / rest, sums.mean / rest))
-        return result
+        if self._bases is None:
+            rest = (self._rows.shares.sum() - self._rows.shares).tolist()
+            sums = [self.total - fold for fold in self.folds]
+            self._bases = [
+                eigenbasis(each.gram / weight, each.mean / weight)
+                for each, weight in zip(sums, rest, strict=True)
+            ]
+        return self._bases
 
-    @cached_property
+    @property
     def held(self) -> list[tuple[Array, Array]]:
         """Means over each fold in these bases: of products of two functions, and of functions."""
-        return [
-            (transform.T @ fold.gram @ transform / share, transform.T @ fold.mean / share)
-            for fold, share, (transform, _) in zip(
-                self.folds, self._rows.shares, self.bases, strict=True
-            )
-        ]
+        if self._held is None:
+            self._held = [
+                (transform.T @ fold.gram @ transform / share, transform.T @ fold.mean / share)
+                for fold, share, (transform, _) in zip(
+                    self.folds, self._rows.shares, self.bases, strict=True
+                )
+            ]
+        return self._held
 
 
 def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:

@@ -72,6 +72,10 @@ class JointProblem(SearchProblem):
         joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.functions)
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
 
+    def prepare(self, side: ScreenedSide) -> None:
+        """Make its eigenbases without each fold, and the means of the fold in them."""
+        _ = side.held
+
     def smaller(self) -> SearchProblem:
         """The same problem on fewer rows, where there are more."""
         count, rank, folds = _FIRST
@@ -120,6 +124,7 @@ def search_joint(
     seed: int = 0,
     callback: SearchCallback | None = None,
     memory: TrialMemory | None = None,
+    cores: int = 1,
 ) -> Search:
     """Search the kernels of a joint distribution, see :func:`cme_dask.learning.search.search`.
 
@@ -151,6 +156,8 @@ def search_joint(
         Called with how far it is.
     memory
         Of trials that an earlier start of the same fit has made.
+    cores
+        Threads of the search.
 
     Raises
     ------
@@ -182,6 +189,7 @@ def search_joint(
         widening=most // 2,
         finalists=options.finalists,
         memory=memory,
+        cores=cores,
     )
     results = {}
     for pair, stage in tried.stages.items():
@@ -264,12 +272,13 @@ def search_embedding(
     tol: float,
     callback: SearchCallback | None = None,
     memory: TrialMemory | None = None,
+    cores: int = 1,
 ) -> EmbeddingSearch:
     """Search the kernel of x of an embedding, see :func:`cme_dask.learning.search.search`.
 
     Parameters
     ----------
-    parts, weights, folds, tol, callback, memory
+    parts, weights, folds, tol, callback, memory, cores
         As in :func:`search_joint`.
     kernel_y
         The kernel of y, of the surrogate loss.
@@ -289,7 +298,13 @@ def search_embedding(
     problem = EmbeddingProblem((x, y), rows, tol, SEARCH_RANK, LOSSES[criterion], regs)
     most = 20 + 5 * min(len(categorical) - len(x.constant), REFINED)
     tried, (best,) = search(
-        problem, callback, evaluations=most, widening=most, finalists=1, memory=memory
+        problem,
+        callback,
+        evaluations=most,
+        widening=most,
+        finalists=1,
+        memory=memory,
+        cores=cores,
     )
     (loss,), _ = tried.losses[best]
     at, seconds = int(loss.argmin()), time.perf_counter() - begin

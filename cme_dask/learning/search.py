@@ -1,7 +1,7 @@
 """The search for kernels: coordinates, length scales and columns, by the losses of a problem."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.kernels.length_scales import IGNORED, SCALES, WIDEST
 from cme_dask.learning.candidates import (
     KernelPoint,
@@ -26,6 +26,9 @@ Array = Any
 Pair = tuple[KernelPoint, KernelPoint]
 """Kernels of x and of y."""
 
+Trial = tuple[Array, Array, tuple[int, int]]
+"""Losses of a pair and their errors, and the ranks of both bases."""
+
 SearchCallback = Callable[[TuningProgress], None]
 """Called with how far the search is."""
 
@@ -33,6 +36,7 @@ GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 
 _HELD_SIDES = 24  # bases of some megabytes each: those of the grid
+_THREADS = 4  # at most: pairs of small matrices share one interpreter
 _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
 _DIGITS, _SCORE_DIGITS = 2, 7  # of logarithms of length scales, and of scores
@@ -78,6 +82,9 @@ class SearchProblem(ABC):
         """What is searched first, in the place of all rows: the same problem, or one on fewer."""
         return self
 
+    def prepare(self, side: ScreenedSide) -> None:  # noqa: B027 (most share nothing)
+        """Make what the losses of all pairs with this side share."""
+
     @abstractmethod
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """Held-out losses of a pair of bases for R ridges, and their errors, shapes (k, R)."""
@@ -96,8 +103,10 @@ class KernelSearch:
         callback: SearchCallback | None,
         evaluations: int,
         memory: TrialMemory | None = None,
+        cores: int = 1,
     ) -> None:
         self.problem, self._callback, self._memory = problem, callback, memory
+        self.cores = min(cores, _THREADS)
         x = problem.variables[0]
         screened = 0 if x.given is not None else len(x.categorical) - len(x.constant)
         later = evaluations + (screened if screened > 1 else 0)
@@ -107,6 +116,7 @@ class KernelSearch:
         self._reported = 0
         self.score_of: Callable[..., Array] = lambda *losses: losses[0]
         self._sides: dict[tuple[int, KernelPoint], ScreenedSide] = {}
+        self._ahead: dict[Pair, Trial] = {}
         self._ranks: dict[tuple[int, KernelPoint], int] = {}
         self.relevance: dict[int, float] = {}
         """What a column of x lost with a much longer length scale, where that was tried."""
@@ -116,29 +126,73 @@ class KernelSearch:
     def _side(self, i: int, point: KernelPoint) -> ScreenedSide:
         """The basis of variable ``i``; those that were used least recently are forgotten."""
         side = self._sides.pop((i, point), None)
-        if side is None:
-            problem, variable = self.problem, self.problem.variables[i]
-            values = variable.values[point.form][problem.rows.order]
-            kernel = variable.kernels.inner(point)
-            side = ScreenedSide(problem.rows, kernel, values, problem.tol, problem.max_rank)
-        self._sides[i, point] = side
-        if len(self._sides) > self._most_sides:
-            self._sides.pop(next(iter(self._sides)))
+        self._sides[i, point] = self._made((i, point)) if side is None else side
+        self._forget()
+        return self._sides[i, point]
+
+    def _made(self, of: tuple[int, KernelPoint]) -> ScreenedSide:
+        i, point = of
+        problem, variable = self.problem, self.problem.variables[i]
+        values = variable.values[point.form][problem.rows.order]
+        kernel = variable.kernels.inner(point)
+        side = ScreenedSide(problem.rows, kernel, values, problem.tol, problem.max_rank)
+        problem.prepare(side)
         return side
+
+    def each(self, pairs: Iterable[Pair], stage: str) -> Iterator[Pair]:
+        """Score pairs that do not depend on one another, several at once."""
+        waiting = list(dict.fromkeys(pairs))
+        for start in range(0, len(waiting), 2 * self.cores):
+            some = waiting[start : start + 2 * self.cores]
+            if self.cores > 1:
+                self._make_ahead(some)
+            for pair in some:
+                self.scores(pair, stage)
+                yield pair
+
+    def _make_ahead(self, pairs: Sequence[Pair]) -> None:
+        memory, sides = self._memory, self._sides
+        new = [
+            pair
+            for pair in pairs
+            if pair not in self.losses and (memory is None or memory.get(self._key(pair)) is None)
+        ]
+        used = list(dict.fromkeys(side for pair in new for side in enumerate(pair)))
+        missing = [side for side in used if side not in sides]
+        sides |= zip(missing, parallel_map(self._made, missing, self.cores), strict=True)
+
+        def trial(pair: Pair) -> Trial:
+            return self._trial(*(sides[side] for side in enumerate(pair)))
+
+        self._ahead = dict(zip(new, parallel_map(trial, new, self.cores), strict=True))
+        for side in used:
+            sides[side] = sides.pop(side)
+        self._forget()
+
+    def _forget(self) -> None:
+        while len(self._sides) > self._most_sides:
+            self._sides.pop(next(iter(self._sides)))
+
+    def _key(self, pair: Pair) -> tuple[Any, ...]:
+        return len(self.problem.rows.order), *pair
 
     def scores(self, pair: Pair, stage: str) -> Array:
         """The score for each ridge."""
         if pair not in self.losses:
-            key = len(self.problem.rows.order), *pair
-            losses, errors, ranks = recalled(self._memory, key, lambda: self._losses(pair))
+            losses, errors, ranks = recalled(
+                self._memory, self._key(pair), lambda: self._losses(pair)
+            )
             self.losses[pair] = losses, errors
             self._ranks |= {(i, pair[i]): ranks[i] for i in (0, 1)}
             self.stages[pair] = stage
         return self.score_of(*self.losses[pair][0])
 
-    def _losses(self, pair: Pair) -> tuple[Array, Array, tuple[int, int]]:
-        """Losses and their errors, and the ranks of both bases."""
-        x, y = (self._side(i, point) for i, point in enumerate(pair))
+    def _losses(self, pair: Pair) -> Trial:
+        found = self._ahead.pop(pair, None)
+        x, y = enumerate(pair)
+        return self._trial(self._side(*x), self._side(*y)) if found is None else found
+
+    def _trial(self, x: ScreenedSide, y: ScreenedSide) -> Trial:
         return *self.problem.losses(x, y), (x.rank, y.rank)
 
     def score(self, pair: Pair, stage: str = "") -> float:
@@ -180,16 +234,17 @@ class KernelSearch:
         self._callback(TuningProgress(stage, done, most, score, ranks, later, losses_of))
 
 
-def search_bytes(rows: int, columns: int, rank: int, folds: int) -> int:
-    """Peak of a search, from the numbers of rows, of columns of x and y, of pivots and of folds."""
-    rank = min(rank, rows)
+def search_bytes(rows: int, columns: int, rank: int, folds: int, cores: int = 1) -> int:
+    """Peak of a search in so many threads, of rows, columns of x and y, pivots and folds."""
+    rank, cores = min(rank, rows), min(cores, _THREADS)
     # A basis at the rows, its factor, Gram matrices and transforms of all folds, their sum.
     held = rows * rank + (2 * folds + 2) * rank**2
     # What one more is made from: its sections, the elimination, weighted copies.
-    made = 8 * rows * rank
+    made = 8 * cores * rows * rank
     # Columns as they are and in their coordinates, sorted, in the order of the folds.
     values = 6 * rows * columns
-    return (_HELD_SIDES * held + made + values) * _WORD
+    sides = _HELD_SIDES + (4 * cores if cores > 1 else 0)  # with those of a batch of pairs
+    return (sides * held + made + values) * _WORD
 
 
 def search(
@@ -200,6 +255,7 @@ def search(
     widening: int,
     finalists: int,
     memory: TrialMemory | None = None,
+    cores: int = 1,
 ) -> tuple[KernelSearch, list[Pair]]:
     """Search coordinates and length scales by cross-validation on rows in memory.
 
@@ -225,6 +281,8 @@ def search(
         How many pairs that differ are returned.
     memory
         Of trials that an earlier start of the same fit has made.
+    cores
+        Threads: pairs that do not depend on one another are tried at once.
 
     Returns
     -------
@@ -242,7 +300,7 @@ def search(
             "kernels, more rows or more folds"
         )
     first = problem.smaller()
-    tried = KernelSearch(first, callback, evaluations, memory)
+    tried = KernelSearch(first, callback, evaluations, memory, cores)
     with one_blas_thread():
         pair = _screen_columns(tried, _search_grid(tried))
         _refine(tried, pair, evaluations, "refine")
@@ -252,9 +310,8 @@ def search(
             _roughen(tried)
         if first is not problem:
             shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
-            tried = KernelSearch(problem, callback, evaluations, memory)
-            for done, pair in enumerate(shortlist):
-                tried.scores(pair, "shortlist")
+            tried = KernelSearch(problem, callback, evaluations, memory, cores)
+            for done, _ in enumerate(tried.each(shortlist, "shortlist")):
                 tried.report("shortlist", done, len(shortlist))
             tried.settle()
             _rescale(tried)
@@ -277,8 +334,7 @@ def _search_grid(tried: KernelSearch) -> Pair:
 
     def best_of(pairs: Iterable[Pair]) -> None:
         nonlocal done
-        for pair in pairs:
-            tried.scores(pair, "grid")
+        for _ in tried.each(pairs, "grid"):
             if done % max(1, most // 10) == 0:
                 tried.report("grid", done, most)
             done += 1
@@ -404,10 +460,12 @@ def _roughen(tried: KernelSearch) -> None:
     if x.smoothness is not None or all(coded[j] for j in x.free):
         return
     longer, twice = ([1.0 if each else factor for each in coded] for factor in (ROUGHER, 2.0))
+    rougher = list[Pair]()
     for smoothness in SMOOTHNESS:
         x = replace(x.scaled(longer), smoothness=smoothness)
-        for rough in x, x.scaled(twice):
-            tried.scores((rough, y), "rougher")
+        rougher += [(x, y), (x.scaled(twice), y)]
+    for _ in tried.each(rougher, "rougher"):
+        pass
     tried.settle()
 
 
