@@ -18,7 +18,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.folds import RowSample, relative_weights
 from cme_dask.numerics.scoring import sorted_crps
 
 Array = Any
@@ -64,8 +64,8 @@ class Training:
     @property
     def arrays(self) -> tuple[Array, Array, Array | None]:
         """Rows x (n, d) and y (n,) in memory, and weights (n,) of mean 1; None for equal ones."""
-        (x, y), n = self.rows.parts, len(self.rows)
-        return x, y[:, 0], None if self.sample.weights is None else n * self.rows.importance
+        x, y = self.rows.parts
+        return x, y[:, 0], relative_weights(self.rows.importance)
 
     @property
     def coded(self) -> list[int]:

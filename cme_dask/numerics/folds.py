@@ -385,6 +385,15 @@ class RowSample:
         return folding.folds(self.index, self.units, n_folds)
 
 
+def relative_weights(weights: Array) -> Array | None:
+    """Weights (k,) of mean 1, as scikit-learn's learners take them; None for equal ones.
+
+    Their thresholds, such as the least sum of second derivatives in a leaf of a tree, are those of
+    rows that count 1.
+    """
+    return None if np.ptp(weights) == 0.0 else weights / weights.mean()
+
+
 def draw(
     rows: Array,
     parts: tuple[Array, ...],
