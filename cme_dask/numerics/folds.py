@@ -193,12 +193,12 @@ class Folding:
         return (hashes % np.uint64(n_folds)).astype(np.uint8)
 
 
-def check_groups(numbers: Array) -> None:
+def check_groups(numbers: Array, name: str = "group") -> None:
     """DataError if numbers of groups, read as float64, may be those of several groups."""
     if (np.abs(numbers) >= EXACT).any():
         raise DataError(
-            "group must hold integers below 2**53, or labels: larger ones can't be told from their "
-            "neighbours; number the groups anew, or give the numbers as text"
+            f"{name} must hold integers below 2**53, or labels: larger ones can't be told from "
+            "their neighbours; number them anew, or give the numbers as text"
         )
 
 
