@@ -1,7 +1,9 @@
 """Comparisons: equal splits, independent scores, runs that go on, and what is refused."""
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -118,6 +120,37 @@ def test_each_method_predicts_laws(name, weighted, rng, brief_search):
     # Which have few steps or few rows here.
     slow = name in ("ngboost", "lightgbm", "hist-boosting", "joint-boosting")
     assert np.corrcoef(quantiles[:, 1], y[:50])[0, 1] > (0.5 if slow else 0.9)
+
+
+def test_rivals_leave_out_whole_units_where_folds_do(rng, monkeypatch):
+    """Residuals of rows whose neighbours were seen would be too small."""
+    group = np.repeat(np.arange(40), 10)
+    x = np.column_stack([group, rng.normal(size=400)])
+    y = 2.0 * rng.normal(size=40)[group] + 0.2 * rng.normal(size=400)
+    sample = open_sample(x, y, group=group).fold_by("group")
+    training = comparison.training_rows(sample, 400, 1, 0)
+    assert np.median(METHODS["normal"].fit(training)(x).std) > 1.5
+
+    groups = []
+
+    class Forest:
+        def __init__(self, **options):
+            pass
+
+        def fit(self, x, y, sample_weight):
+            groups.append(x[:, 0].tolist())
+
+        def predict(self, x, quantiles):
+            return np.zeros((len(x), len(quantiles)))
+
+    package = SimpleNamespace(RandomForestQuantileRegressor=Forest)
+    monkeypatch.setitem(sys.modules, "quantile_forest", package)
+    METHODS["quantile-forest"].fit(training)
+    *trials, final = groups
+    assert len(final) == 400
+    assert all(len(seen) == 10 * len(set(seen)) < 400 for seen in trials)
+    one = comparison.training_rows(open_sample(x, y, group=0 * group).fold_by("group"), 400, 1, 0)
+    assert len(set(one.folds(4))) == 4
 
 
 def test_forests_choose_the_leaf_by_rows_left_out(rng, monkeypatch):
@@ -281,10 +314,17 @@ def test_missing_packages_are_named_and_left_out(table, monkeypatch):
     result = compare(*table, methods=["ngboost", "seen"], splits=1, threads=1, progress=said.append)
     assert list(result.methods) == ["seen"]
     assert said[0] == result.missing["ngboost"]
-    assert "pip install ngboost" in said[0]
+    assert "pip install ngboost, or install cme-dask[bench]" in said[0]
     assert said[0] in repr(result)
     with pytest.raises(DataError, match="no method is left to compare: ngboost is left out"):
         compare(*table, methods=["ngboost"])
+
+
+def test_the_help_says_which_methods_stream_and_names_the_extra():
+    text = " ".join(CliRunner().invoke(cli, ["compare", "--help"]).output.replace("│", "").split())
+    assert "all but joint and joint-boosting" in text
+    assert "the extra bench installs all" in text.replace("`", "")
+    assert "pip install cme-dask" not in text
 
 
 def interrupted_at(monkeypatch, number):
@@ -333,6 +373,22 @@ def test_an_interrupted_comparison_goes_on(table, tmp_path, monkeypatch):
     assert len(fits) == 5
     whole = compare(*table, **options | {"checkpoint": None})
     assert result.methods["seen"]["crps"] == whole.methods["seen"]["crps"]
+
+
+def test_runs_of_other_versions_are_repeated(table, tmp_path, monkeypatch):
+    fits, path = seen_by(monkeypatch), tmp_path / "runs"
+    options = {"methods": ["seen"], "splits": 2, "threads": 1, "checkpoint": path}
+    compare(*table, **options)
+    monkeypatch.setattr(comparison, "__version__", "99.0")
+    for _ in range(2):
+        result = compare(*table, **options)
+        assert len(fits) == 2 + 2
+        assert result.settings["versions"]["cme-dask"] == "99.0"
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    earlier = [head, *(line[:3] for line in lines)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
+    compare(*table, **options)  # of a file that names no versions
+    assert len(fits) == 4 + 2
 
 
 def test_a_method_that_fails_is_named(table, monkeypatch):

@@ -153,6 +153,27 @@ def test_parts_of_several_tables_are_not_taken_for_all_rows(tmp_path):
     assert "parts_differ" not in alone.model_.about
 
 
+def test_embeddings_know_the_rows_of_all_calls(tmp_path):
+    columns = Columns(("x0", "x1")), Columns(("label",), categories={"label": ("down", "up")})
+    codes, table = (X[:, :1] > 0.0).astype(float), str(tmp_path / "a.zarr")
+    with writing_sample(table, columns, chunk_rows=500) as writer:
+        writer.append(X[:900], codes[:900])
+    train, test = open_sample(table).split(0.2)
+    model = EmbeddingClassifier(kernel_x=KERNEL, tol=0.3, reg=1e-3).partial_fit(train, **ONE)
+    model.partial_fit(test, **ONE)  # both sides of the split
+    where, model_path = {"compute": Compute("synchronous")}, str(tmp_path / "m")
+    model.model_.save(model_path)
+    result = score_model(model_path, table, (), **where)
+    assert (result["rows"], result["unseen"]) == (900, False)
+    assert model.model_.about["next_row"] == 900
+    model.partial_fit(train, **ONE)
+    assert model.model_.about["parts_differ"]
+    assert model.model_.about["location"].startswith(train.location)
+    model.model_.save(model_path, overwrite=True)
+    with pytest.raises(DataError, match="made of parts of several tables"):
+        score_model(model_path, table, (), **where)
+
+
 def test_unusable_rows_of_later_calls_are_told_by_their_own_numbers():
     model = small()
     bad = X[600:].copy()

@@ -11,6 +11,12 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 from cme_dask import load, open_sample
 from cme_dask.cli import cli
 from cme_dask.cli.plots import half_widths
+from cme_dask.cli.schema import EvaluateSection
+from cme_dask.cli.scoring import boosted, boosted_labels
+from cme_dask.data.columns import Columns
+from cme_dask.models.events import Event
+from cme_dask.passes.driver import RunOptions
+from cme_dask.passes.held_out import Classifier
 
 JOB = """
 title = "A mixed job"
@@ -177,6 +183,30 @@ def test_gradient_boosting_is_scikit_learns_own(done):
     assert told["b"]["mse"]["value"] == pytest.approx(wanted, rel=0.1)
     brier = ((chance.predict_proba(x[out])[:, 1] - up[out]) ** 2).mean()
     assert told["b > 0"]["mse"]["value"] == pytest.approx(brier, rel=0.1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_boosting_takes_weights_of_mean_one(weighted):
+    """With a sum of 1 the least Hessian sum of a leaf of scikit-learn would drop rare events."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(900, 1))
+    y = np.column_stack([x[:, 0], (x[:, 0] > 0.97)]).astype(float)
+    weights = rng.uniform(0.5, 1.5, 900) if weighted else None
+    sample, section = open_sample(x, y, weights=weights), EvaluateSection(boosting=True)
+    executor = RunOptions("synchronous", 1).executor()
+    event = Event.parse("y1 > 0.5", ("y0", "y1"), {})
+    fitted, _ = boosted(sample, {"rare": event}, section, executor)
+    boosting = HistGradientBoostingClassifier(random_state=0)
+    chance = boosting.fit(x, y[:, 1] > 0.5, weights).predict_proba(x)[:, 1]
+    assert chance.max() > 0.9
+    # Rows come in another order, which may change last bits.
+    np.testing.assert_allclose(fitted(x)[:, 2], chance, atol=1e-3)
+
+    labels = ("no", "yes")
+    classifier = Classifier(None, None, Columns(("y",), categories={"y": labels}), labels)
+    sample = open_sample(x, y[:, 1], weights=weights)
+    law, _ = boosted_labels(sample, classifier, section, executor)
+    np.testing.assert_allclose(law.conditional(x).predict_proba()[:, 1], chance, atol=1e-3)
 
 
 def test_the_model_learns_all_kinds_of_columns(done):

@@ -284,6 +284,70 @@ def test_cde_loss_is_the_integral_of_the_square_less_twice_the_density():
         assert loss == pytest.approx((f**2 * np.diff(grid)).sum() - 2 * there, abs=1e-10)
 
 
+def test_infinite_ends_cover():
+    """Conformal intervals of few rows are infinite."""
+    low, high, y = np.array([-np.inf, 0.0, 0.0]), np.array([1.0, np.inf, 1.0]), np.array([0, -1, 2])
+    np.testing.assert_array_equal(metrics.coverage(low, high, y), [1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(metrics.width(low, high), [np.inf, np.inf, 1.0])
+    scores = metrics.interval_score(*(da.from_array(v, chunks=2) for v in (low, high, y)), 0.9)
+    np.testing.assert_allclose(scores, [np.inf, np.inf, 21.0])
+    with pytest.raises(DataError, match="scores: NaN or infinity"):
+        metrics.mean(metrics.width(low, high))
+    with pytest.raises(DataError, match="width: ends: NaN"):
+        metrics.width(low * np.nan, high)
+    with pytest.raises(DataError, match="coverage: y: NaN or infinity"):
+        metrics.coverage(low, high, np.full(3, np.inf))
+    with pytest.raises(DataError, match="no number lies between inf and inf"):
+        metrics.width(-low[:1], -low[:1])
+
+
+def test_short_numbers_add_up_to_one_by_their_own_rounding(rng):
+    shares, codes = rng.dirichlet(np.ones(10), 200), rng.integers(0, 10, 200)
+    short = shares.astype(np.float32)
+    assert (np.abs(short.astype(float).sum(axis=1) - 1.0) > 1e-9).any()
+    points, lazy = np.arange(10.0), da.from_array(short, chunks=(90, 10))
+    for score in (
+        lambda p: metrics.log_score(p, codes),
+        lambda p: metrics.crps(p, points, codes),
+        lambda p: [metrics.calibration_error(p, codes).value],
+    ):
+        for probabilities in (short, lazy):
+            np.testing.assert_allclose(score(probabilities), score(shares), atol=1e-4)
+        for wrong in (1.001 * short, shares * (1.0 + 1e-8)):
+            with pytest.raises(DataError, match="must add up to one"):
+                score(wrong)
+
+
+def test_units_are_numbers_names_or_dates():
+    rng = np.random.default_rng(9)
+    week = rng.integers(0, 50, 500)
+    scores = rng.normal(size=50)[week] + rng.normal(size=500)
+    names = np.array([f"w{i:02d}" for i in week], dtype=object)
+    dates = np.datetime64("2024-01-01", "ns") + week * np.timedelta64(7 * 86_400 * 10**9, "ns")
+    expected = metrics.mean(scores, units=np.unique(week, return_inverse=True)[1])
+    for units in (names, dates, 2**60 + week):
+        assert metrics.mean(scores, units=units) == expected
+    names[3], dates[4] = None, np.datetime64("NaT")
+    for units, row in ((names, 3), (dates, 4), (np.where(week > 100, 0.0, np.nan), 0)):
+        with pytest.raises(DataError, match=rf"units must name .* \(first at row {row}\)"):
+            metrics.mean(scores, units=units)
+    names[3] = 3.0
+    with pytest.raises(DataError, match="units of several types"):
+        metrics.mean(scores, units=names)
+    with pytest.raises(DataError, match="units must hold integers below"):
+        metrics.mean(scores, units=da.from_array(2**60 + week, chunks=100))
+
+
+def test_scorers_refuse_weights_of_zero(rng):
+    x = rng.normal(size=(60, 1))
+    kernel = kernels.Gaussian(1.0)
+    fit = cme_dask.JointDistribution(kernel_x=kernel, kernel_y=kernel, reg=1e-3, residual=False)
+    fit.fit(x, x)
+    for scorer in (metrics.crps_scorer, metrics.log_score_scorer):
+        with pytest.raises(DataError, match="all weights are zero"):
+            scorer(fit, x, x[:, 0], np.zeros(60))
+
+
 def test_means_have_jackknife_errors_over_blocks_of_units():
     rng = np.random.default_rng(9)
     station = rng.integers(0, 50, 2000)
@@ -403,7 +467,7 @@ zeros, ones = np.zeros(2), np.ones(2)
         (lambda: metrics.interval_score(zeros, ones, zeros, 1.5), "level must lie between"),
         (lambda: metrics.interval_score(zeros, ones, zeros, [0.5]), "level must be one number"),
         (lambda: metrics.coverage(zeros, ones, np.zeros(3)), "arrays of one shape"),
-        (lambda: metrics.width(zeros, [1.0, np.inf]), "NaN or infinity"),
+        (lambda: metrics.width(zeros, [1.0, np.nan]), "width: ends: NaN"),
         (lambda: metrics.cde_loss(half, [0.0, 0.0], zeros), "ascending order"),
         (lambda: metrics.cde_loss(half, [0.0, 1.0, 2.0, 3.0], zeros), r"densities \(n, 4\)"),
         (lambda: metrics.cde_loss(-half, [0.0, 1.0], zeros), "density: negative"),

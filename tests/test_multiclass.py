@@ -363,6 +363,46 @@ def test_weights_of_labels_are_weights_of_rows(table):
         MulticlassEmbedding(**given, class_weight={"south": 1.0}).fit(x, names)
 
 
+def test_weights_of_labels_go_by_name_in_stores_with_other_codes(table, tmp_path):
+    x, names, points, _ = table
+    given = {"kernel_x": kernels.Gaussian(1.0), "reg": 1e-2, "max_iter": 0, "calibration": False}
+    models = []
+    for texts in (NAMES.tolist(), NAMES.tolist()[::-1]):
+        codes = np.array([[texts.index(name)] for name in names], dtype=float)
+        columns = Columns.default("x", 2), Columns(("y",), {}, {"y": tuple(texts)})
+        with writing_sample(tmp_path / texts[0], columns, chunk_rows=64) as writer:
+            writer.append(x, codes)
+        fit = MulticlassEmbedding(**given, class_weight={"east": 9.0})
+        models.append(fit.partial_fit(x, names).partial_fit(tmp_path / texts[0]))
+    a, b = (model.predict_proba(points) for model in models)
+    np.testing.assert_allclose(a, b, atol=1e-9)
+
+
+def test_balanced_weights_are_those_of_one_fit(table):
+    x, names, *_ = table
+    given = {"kernel_x": kernels.Gaussian(1.0), "reg": 1e-2, "max_iter": 0}
+    fit = MulticlassEmbedding(**given, class_weight="balanced").partial_fit(x, names)
+    with pytest.raises(DataError, match="sees the new ones alone: give a mapping"):
+        fit.partial_fit(x, names)
+
+
+@pytest.mark.parametrize(
+    ("reg", "n_folds", "criterion"),
+    [(1e-2, 10, "hand"), (None, 10, "log loss"), (None, 1, "the Rademacher bound")],
+)
+def test_later_rows_leave_the_ridge_and_how_it_was_chosen(table, reg, n_folds, criterion):
+    x, names, *_ = table
+    given = {"kernel_x": kernels.Gaussian(1.0), "max_iter": 2, "validation_fraction": 0}
+    fit = MulticlassEmbedding(**given, reg=reg, n_folds=n_folds).partial_fit(x, names)
+    before = fit.reg_, fit.path_, fit.model_.about["criterion"], fit.model_.about["losses"]
+    assert before[2] == criterion
+    fit.partial_fit(x, names)
+    assert before == (
+        *(fit.reg_, fit.path_),
+        *(fit.model_.about[name] for name in ("criterion", "losses")),
+    )
+
+
 @pytest.mark.parametrize("kind", ["memory", "store", "zarr", "dask"])
 def test_weights_of_labels_multiply_those_of_rows_wherever_they_lie(table, tmp_path, kind):
     x, names, points, _ = table

@@ -267,7 +267,7 @@ def test_random_networks_fit_and_load_without_jax(table, tmp_path):
 
 def test_without_jax_one_sentence_says_what_to_install(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(DataError, match=r"jax, which is not .* pip install 'cme-dask\[nn\]'"):
+    with pytest.raises(DataError, match=r"jax, which is not .* install cme-dask\[nn\]"):
         MulticlassEmbedding(kernel_x=kernels.Network((8,))).fit(*table[:2])
 
 

@@ -1,11 +1,14 @@
 """Pictures of laws and bases: what is drawn is what the law answers."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
 from cme_dask import JointDistribution, kernels
+from cme_dask.cli.plots import _probabilities
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource
@@ -73,6 +76,22 @@ def test_where_several_columns_vary_rows_are_numbered_or_one_is_named(model):
     law = model.conditional({"wind": [0.3, 0.1, 0.2], "kind": ["a", "b", "c"]})
     assert law.plot_fan("soot").get_xlabel() == "row"
     assert law.plot_fan("soot", along="wind").get_xlabel() == "wind [m/s]"
+
+
+def test_legends_list_labels_that_begin_with_an_underscore(model):
+    kinds = Columns(("wind", "kind"), {}, {"kind": ("_a", "b", "_c")})
+    law = replace(model, x=replace(model.x, columns=kinds)).conditional(
+        {"wind": [0.0] * 3, "kind": ["_a", "b", "_c"]}
+    )
+    curves = [
+        {"at": [0.0, 1.0], "probability": [0.1, 0.2], "point": name, "along": "wind", "event": "e"}
+        for name in ("_noon", "night")
+    ]
+    ax = plt.figure().subplots()
+    _probabilities(ax, curves, {})
+    for axes, names in ((law.plot_cdf("soot"), ["_a", "b", "_c"]), (ax, ["_noon", "night"])):
+        texts = [text.get_text().lstrip("\u200b") for text in axes.get_legend().get_texts()]
+        assert texts == names
 
 
 def test_a_density_has_the_mass_of_the_law(model):

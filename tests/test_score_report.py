@@ -254,6 +254,22 @@ def test_a_page_of_a_classifier(kind, tmp_path):
     assert re.search(f"accuracy.*{digits}", " ".join(page.texts["tr"].split()))
 
 
+def test_labels_that_begin_with_an_underscore_are_in_the_legend(tmp_path):
+    labels = np.where(X[:, 0] > 0, "_up", "down")
+    score_report(CLASSIFIERS["logistic"]().fit(X, labels), X, labels, html=tmp_path / "page.html")
+    figures = ["".join(each.itertext()) for each in page_of(tmp_path / "page.html").figures]
+    (bands,) = (text for text in figures if "2 bands" in text)
+    assert bands.count("_up") > bands.count("likeliest label on average is _up")
+
+
+def test_indicators_of_missing_values_are_no_columns_of_the_sentence(tmp_path):
+    x = np.where(RNG.random(X.shape) < 0.2, np.nan, X)
+    given = {**KERNEL, **SMALL, "residual": False, "missing": "impute"}
+    model = JointDistribution(**given).fit(x, Y[:, 0])
+    score_report(model, x, Y[:, 0], html=tmp_path / "page.html")
+    assert "of y0 given x0 and x1 have a CRPS" in page_of(tmp_path / "page.html").texts["p"]
+
+
 def test_a_page_of_a_conditional_mean_embedding(tmp_path):
     kernel = kernels.Gaussian(1.0)
     model = ConditionalMeanEmbedding(kernel_x=kernel, kernel_y=kernel, tol=0.1, reg=1e-3).fit(X, Y)

@@ -101,7 +101,8 @@ _TIMES = {"fit_seconds": "fit", "answer_seconds": "answers", "cpu_seconds": "CPU
     type=count,
     default=100_000,
     show_default=True,
-    help="Most training rows of the methods that hold them in memory: all but joint.",
+    help="Most training rows of the methods that hold them in memory: all but joint and "
+    "joint-boosting.",
 )
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads of each method.  [default: one per core]"
@@ -127,7 +128,7 @@ def compare(
     are streamed into a temporary store. Every method is fitted without the rows that a split
     holds out, and scored on them: CRPS, log score of the density, coverage and width of 90 %
     intervals, pinball loss, RMSE of the mean, and times. Methods whose package is missing are left
-    out; `pip install cme-dask[bench]` has all.
+    out; the extra `bench` installs all (docs/installation.md).
     """
     from cme_dask.cli.progress import ProgressLines
     from cme_dask.estimators.comparison import compare as run

@@ -18,7 +18,7 @@ from cme_dask.config import N_FOLDS
 from cme_dask.display import number, with_error
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.plots import PALETTE, draw_fan, picture
+from cme_dask.models.plots import PALETTE, draw_fan, legend_text, picture
 from cme_dask.numerics.crossval import interval_factor
 
 # Picture of a job's laws along columns: fans of quantiles, and probabilities of events
@@ -68,7 +68,8 @@ def _fan(ax: Any, curve: Result, units: dict[str, str]) -> None:
 
 def _probabilities(ax: Any, curves: list[Result], units: dict[str, str]) -> None:
     for curve, colour in zip(curves, PALETTE, strict=False):
-        ax.plot(curve["at"], curve["probability"], color=colour, lw=2.0, label=curve["point"])
+        text = legend_text(curve["point"])
+        ax.plot(curve["at"], curve["probability"], color=colour, lw=2.0, label=text)
     ax.set(xlabel=with_unit(curves[0]["along"], units), ylim=(0.0, 1.0))
     ax.set_ylabel(f"P({curves[0]['event']} | x)")
     ax.set_title(f"Probability of {curves[0]['event']}")

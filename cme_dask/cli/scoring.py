@@ -24,7 +24,7 @@ from cme_dask.models import load, only
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel
-from cme_dask.numerics.folds import RowSample, Split
+from cme_dask.numerics.folds import RowSample, Split, relative_weights
 from cme_dask.numerics.scoring import Estimate, Scores
 from cme_dask.passes.driver import Executor, RunOptions
 from cme_dask.passes.fit import sample_rows
@@ -465,7 +465,7 @@ def boosted(
     """
     begin = time.perf_counter()
     rows, passes = _boosting_rows(sample, section, executor)
-    x, y = rows.parts
+    (x, y), weights = rows.parts, relative_weights(rows.importance)
     columns, of_y = sample.columns
     numbers = y[:, of_y.positions(of_y.numeric)]
     options = _boosting_options(columns)
@@ -473,12 +473,11 @@ def boosted(
     def classifier(happens: Array) -> ClassifierMixin:
         one = len(np.unique(happens)) == 1
         chosen = DummyClassifier() if one else HistGradientBoostingClassifier(**options)
-        return chosen.fit(x, happens, rows.importance)
+        return chosen.fit(x, happens, weights)
 
     fitted = Boosted(
         tuple(
-            HistGradientBoostingRegressor(**options).fit(x, column, rows.importance)
-            for column in numbers.T
+            HistGradientBoostingRegressor(**options).fit(x, column, weights) for column in numbers.T
         ),
         tuple(classifier(event(y)) for event in events.values()),
     )
@@ -507,7 +506,7 @@ def boosted_labels(
     begin = time.perf_counter()
     rows, passes = _boosting_rows(sample, section, executor)
     model = HistGradientBoostingClassifier(**_boosting_options(sample.columns[0]))
-    model.fit(rows.parts[0], rows.parts[1][:, 0], rows.importance)
+    model.fit(rows.parts[0], rows.parts[1][:, 0], relative_weights(rows.importance))
     theirs = replace(classifier, model=BoostedLabels(model, len(classifier.labels)))
     seconds = time.perf_counter() - begin
     return theirs.law, {"rows": len(rows), "passes": passes, "seconds": seconds}

@@ -256,6 +256,8 @@ class EndedRuns:
         The file; None for none.
     settings
         What all runs in the file share.
+    versions
+        Of packages, by method: runs with others, or without any, count as not ended.
 
     Raises
     ------
@@ -263,8 +265,14 @@ class EndedRuns:
         If the file is of other settings, or was written by something else.
     """
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        settings: Mapping[str, Any],
+        versions: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self._path, self._runs = path, dict[tuple[str, int], Scores]()
+        self._versions = versions or {}
         if path is None:
             return
         head = json.loads(json.dumps(settings))
@@ -276,7 +284,11 @@ class EndedRuns:
                 f"an interrupted comparison of other rows, splits or settings lies in {path}: "
                 "repeat that one, or remove the file to start again"
             )
-        self._runs = {(name, split): scores for name, split, scores in lines[1:]}
+        self._runs = {
+            (name, split): scores
+            for name, split, scores, *written_by in lines[1:]  # by nothing in earlier files
+            if written_by == [self._versions.get(name, {})]
+        }
         draft = path.with_name(f"{path.name}.draft")
         with disk_errors(path):
             with draft.open("w", encoding="utf-8") as file:  # without a half line
@@ -301,7 +313,8 @@ class EndedRuns:
         self._runs[method, split] = scores
         if self._path is not None:
             with disk_errors(self._path), self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([method, split, scores]) + "\n")
+                line = [method, split, scores, self._versions.get(method, {})]
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -440,7 +453,8 @@ def compare(
 
     Every method is fitted without the rows that a split holds out, and its laws are scored on them
     in one pass. Methods that hold their rows in memory get at most ``rows`` random ones, which one
-    pass gathers for each split; ``joint`` streams all of them in the passes of its fit.
+    pass gathers for each split; ``joint`` and ``joint-boosting`` stream all of them in the passes
+    of their fits.
 
     Parameters
     ----------
@@ -469,7 +483,8 @@ def compare(
         Threads of each method; default one per core.
     checkpoint
         File for the scores of each method and split as they end. The same call with it goes on
-        after an interruption; remove the file when it is needed no more.
+        after an interruption, and repeats what other versions of the packages made; remove the file
+        when it is needed no more.
     progress
         Called with a line for each method and split.
 
@@ -514,7 +529,8 @@ def compare(
     if fold_by is not None:
         sample = sample.fold_by(fold_by)
     table = None if path is None else _digest(sample)
-    ended = EndedRuns(path, {**settings, "table": table})
+    by_method = {method.name: versions([method]) for method in present}
+    ended = EndedRuns(path, {**settings, "table": table}, by_method)
     scores: dict[str, list[Scores]] = {method.name: [] for method in present}
     for number, (rest, held_out) in enumerate(plan.pairs(sample)):
         training: Training | None = None

@@ -29,7 +29,7 @@ from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.assembly import held_out_table
 from cme_dask.models.embedding import EmbeddedVariable, EmbeddingModel
 from cme_dask.models.events import FunctionsLike, declared
-from cme_dask.models.merging import FitSums
+from cme_dask.models.merging import FitSums, origin_of_union
 from cme_dask.models.ridge_path import RidgePath
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import (
@@ -322,6 +322,15 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             "_sides": measured.sides,
             "_functions": y.functions,
         }
+
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> tuple[Measured, dict[str, Any]]:
+        both, fitted = super()._of_both(earlier, new, sample, alone=alone)
+        about = fitted["model_"].about
+        about["next_row"] = sample.first_row + sample.n_rows
+        about |= origin_of_union([earlier.about, about])
+        return both, fitted
 
     def _sums(self, functions: Declarations) -> FitSums:
         x, y = self._sides

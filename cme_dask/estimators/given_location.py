@@ -17,7 +17,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.learning.trees import tree_mean
-from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.folds import RowSample, relative_weights
 from cme_dask.numerics.given_location import (
     ColumnMean,
     ColumnResiduals,
@@ -182,10 +182,9 @@ def _fit(template: Any, rows: RowSample, selected: Array, name: str) -> Any:
     """A fitted clone; DataError if that fails."""
     selected = selected & (rows.weights > 0.0)
     x, y = (part[selected] for part in rows.parts)
-    weights, given = rows.importance[selected], {}
+    weights = relative_weights(rows.importance[selected])
     parameter = _weight_parameter(template)
-    if parameter is not None and np.ptp(weights) > 0.0:
-        given[parameter] = weights * (len(weights) / weights.sum())
+    given = {} if parameter is None or weights is None else {parameter: weights}
     regressor = clone(template)
     try:
         return regressor.fit(x, y[:, 0] if y.shape[1] == 1 else y, **given)

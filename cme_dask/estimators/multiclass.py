@@ -126,7 +126,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
         :class:`cme_dask.numerics.labels.LabelCalibration`. They have the same order without.
     class_weight : mapping of labels to numbers, or "balanced", optional
         What weights of rows are multiplied with, by label; ``"balanced"`` for n / (K n_c), which
-        reads the labels once more.
+        reads the labels once more, and which later calls of ``partial_fit`` refuse.
     tol, max_rank, pivots, span, sample_size, n_folds, accuracy, missing, random_state
         As in :class:`ConditionalMeanEmbedding`.
 
@@ -158,6 +158,9 @@ class MulticlassEmbedding(EmbeddingClassifier):
     A gradient that is not finite halves the last step and all later ones, with a warning in the
     log; ``search_.halved`` counts them. A fit with ``checkpoint`` goes on with the step it had come
     to, and ends with the same bits.
+
+    Later calls of ``partial_fit`` keep the kernel, the ridge and the calibration of the first, and
+    ``path_`` is that of its rows.
 
     Source: Hsu, Nock and Ramos (2018), Hyperparameter Learning for Conditional Mean Embeddings with
     Rademacher Complexity Bounds, ECML PKDD.
@@ -460,9 +463,21 @@ class MulticlassEmbedding(EmbeddingClassifier):
 
     def _solve(self, sample: Sample, measured: Measured) -> dict[str, Any]:
         fitted = super()._solve(sample, measured)
+        about = fitted["model_"].about
+        if self._ridge is not None:
+            about["criterion"] = "the Rademacher bound"
         if self._calibrated is not None:
-            fitted["model_"].about["calibration"] = self._calibrated
+            about["calibration"] = self._calibrated
         return fitted
+
+    def _of_both(
+        self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
+    ) -> tuple[Measured, dict[str, Any]]:
+        both, fitted = super()._of_both(earlier, new, sample, alone=alone)
+        # The ridge stays that of the first call, and so does how it was chosen.
+        about = fitted["model_"].about
+        about |= {name: earlier.about[name] for name in ("criterion", "losses")}
+        return both, fitted | {"path_": self.path_, "losses_": self.losses_}
 
     def _sums(self, functions: Declarations) -> FitSums:
         self._ridge, self._calibrated = self.reg_, self.model_.about.get("calibration")
@@ -478,8 +493,6 @@ class MulticlassEmbedding(EmbeddingClassifier):
             "loss": learned.loss if np.isfinite(learned.loss) else None,
         }
         fitted["n_iter_"] = learned.steps
-        if self._ridge is not None:
-            about["criterion"] = "the Rademacher bound"
         super()._become(measured, fitted, *of_fit)
 
     # Weights by label
@@ -488,6 +501,12 @@ class MulticlassEmbedding(EmbeddingClassifier):
         return self._by_label(super()._open(X, Y, weights))
 
     def _open_more(self, X: Any, Y: Any, weights: Any) -> Sample:
+        if isinstance(self.class_weight, str):
+            raise DataError(
+                f"class_weight={self.class_weight!r} counts the labels of all rows, and a call of "
+                "partial_fit sees the new ones alone: give a mapping of labels to numbers, or fit "
+                "all rows at once"
+            )
         return self._by_label(super()._open_more(X, Y, weights))
 
     def _by_label(self, sample: Sample) -> Sample:
@@ -505,7 +524,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
         return replace(sample, weights=source, row_sample=None)
 
     def _label_weights(self, sample: Sample) -> Array:
-        """The weight of each label, shape (K,)."""
+        """The weight of each label in the order of the codes of these rows, shape (K,)."""
         labels, given = self._classes.tolist(), self.class_weight
         if isinstance(given, str) and given == "balanced":
             counts = _label_counts(sample, len(labels))
@@ -517,7 +536,9 @@ class MulticlassEmbedding(EmbeddingClassifier):
             )
         for label, weight in given.items():
             check_number(f"class_weight of {label!r}", weight, 0, whole=False)
-        return np.array([float(given.get(label, 1.0)) for label in labels])
+        by_text = {str(label): float(weight) for label, weight in given.items()}
+        (texts,) = sample.columns[1].categories.values()  # a later store may have other codes
+        return np.array([by_text.get(text, 1.0) for text in texts])
 
 
 def _label_counts(sample: Sample, labels: int) -> Array:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.model_selection import KFold
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.joint import JointDistribution
-from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.folds import BY_ROWS, RowSample, relative_weights
 from cme_dask.numerics.scoring import sorted_crps
 
 Array = Any
@@ -36,6 +35,7 @@ LEAVES = (1, 3, 10, 30, 100)
 
 _MOST_LABELS = 255  # bins of scikit-learn's boosting
 _TRIAL_TREES = 60
+_QUARTERS = 4  # of the rows, by one of which the leaves of a forest are chosen
 _FOLDS = 5  # that residuals of the conditional normal law are cross-fitted in
 _LEAST_VARIANCE = 1e-3  # that a squared residual counts as, over their mean
 
@@ -64,8 +64,16 @@ class Training:
     @property
     def arrays(self) -> tuple[Array, Array, Array | None]:
         """Rows x (n, d) and y (n,) in memory, and weights (n,) of mean 1; None for equal ones."""
-        (x, y), n = self.rows.parts, len(self.rows)
-        return x, y[:, 0], None if self.sample.weights is None else n * self.rows.importance
+        x, y = self.rows.parts
+        return x, y[:, 0], relative_weights(self.rows.importance)
+
+    def folds(self, count: int) -> Array:
+        """Folds (n,) of the rows in memory, whole units each, of which two at least hold rows.
+
+        Where all units happen to be in one fold, folds are by row.
+        """
+        folds = self.rows.folds(self.sample.folding, count)
+        return folds if np.ptp(folds) else self.rows.folds(BY_ROWS, count)
 
     @property
     def coded(self) -> list[int]:
@@ -180,7 +188,7 @@ def _joint_boosting(training: Training) -> Answers:
 
 
 def _quantile_forest(training: Training) -> Answers:
-    """A forest whose rows of a leaf are chosen by the CRPS of rows left out.
+    """A forest whose rows of a leaf are chosen by the CRPS of units left out.
 
     The package's single row is best for many columns, and far from it for one or two.
     """
@@ -199,15 +207,16 @@ def _quantile_forest(training: Training) -> Answers:
         forest.fit(x[rows], y[rows], sample_weight=None if weights is None else weights[rows])
         return Answers(lambda x: QuantileLaw(np.array(ATOMS), forest.predict(x, quantiles=levels)))
 
-    order = np.random.default_rng(training.seed).permutation(len(y))
-    few, rest = np.split(order, [len(y) // 4])
+    folds = training.folds(_QUARTERS)
+    few = folds == folds[0]
+    rest = ~few
 
     def loss(leaf: int) -> float:
         scores = fitted(rest, leaf, _TRIAL_TREES)(x[few]).crps(y[few, None])
         return float(np.average(scores, weights=None if weights is None else weights[few]))
 
-    leaves = [leaf for leaf in LEAVES if leaf == 1 or 10 * leaf <= len(rest)]
-    return fitted(order, min(leaves, key=loss) if len(few) else 1, TREES)
+    leaves = [leaf for leaf in LEAVES if leaf == 1 or 10 * leaf <= rest.sum()]
+    return fitted(few | rest, min(leaves, key=loss) if rest.any() else 1, TREES)
 
 
 def _ngboost(training: Training) -> Answers:
@@ -275,7 +284,7 @@ def _hist_boosting(training: Training) -> Answers:
 
 
 def _normal(training: Training) -> Answers:
-    """Means and variances by boosting, the variances from residuals of rows left out.
+    """Means and variances by boosting, the variances from residuals of units left out.
 
     Boosting of logarithms of squared residuals is stable where some are nearly zero; its trees have
     few leaves with many rows each, as a square says little about a variance. A factor then makes
@@ -283,7 +292,9 @@ def _normal(training: Training) -> Answers:
     """
     x, y, weights = training.arrays
     squares = np.empty(len(y))
-    for rest, left_out in KFold(_FOLDS, shuffle=True, random_state=training.seed).split(x):
+    folds = training.folds(_FOLDS)
+    for fold in np.unique(folds):
+        left_out, rest = folds == fold, folds != fold
         model = _boosting(training).fit(
             x[rest], y[rest], None if weights is None else weights[rest]
         )
@@ -337,7 +348,7 @@ class Method:
             return None
         return (
             f"{self.name} is left out, it needs {self.package[1]}: pip install {self.package[1]}, "
-            "or cme-dask[bench] for all of them"
+            "or install cme-dask[bench] for all of them"
         )
 
 

@@ -27,7 +27,7 @@ def extra(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise DataError(
-            f"networks are learned with {name}, which is not installed: pip install 'cme-dask[nn]'"
+            f"networks are learned with {name}, which is not installed: install cme-dask[nn]"
         ) from error
 
 

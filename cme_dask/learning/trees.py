@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cme_dask.learning.candidates import TrialMemory, recalled
+from cme_dask.numerics.folds import relative_weights
 from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.scoring import column_deviations, law_error, law_errors, mean_and_error
 from cme_dask.numerics.trees import Tree, TreeMean
@@ -216,9 +217,7 @@ class TrainingRows:
     def only(self, selected: Array) -> tuple[Array, Array, Array | None]:
         """Rows x and y of positive weight, and weights of mean 1, or None for equal ones."""
         selected = selected & (self.weights > 0.0)
-        weights = self.weights[selected]
-        equal = np.ptp(weights) == 0.0
-        return self.x[selected], self.y[selected], None if equal else weights / weights.mean()
+        return self.x[selected], self.y[selected], relative_weights(self.weights[selected])
 
 
 class CrossFit(NamedTuple):

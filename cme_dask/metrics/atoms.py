@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.metrics.inputs import columns, finite, numbers, rowwise
+from cme_dask.metrics.inputs import columns, finite, numbers, rowwise, sum_tolerance
 from cme_dask.numerics.folds import number_hash, uniform
 from cme_dask.numerics.row_scores import energy_scores
 from cme_dask.numerics.scoring import sorted_crps
@@ -177,7 +177,8 @@ def _of_laws(
     name: str, score: Any, weights: Any, points: Any, y: Any, *, numbered: bool = False
 ) -> Array:
     """Of checked laws: the score takes weights (b, S), points (S, d) or (b, S, d) and y (b, d)."""
-    weights = numbers("weights", weights)
+    weights, tolerance = numbers("weights", weights), sum_tolerance(weights)
+    check = partial(_checked, score, tolerance)
     points, y = (columns(numbers("points and y", values)) for values in (points, y))
     own = points.ndim == 3
     fits = weights.ndim == 2 and y.ndim == 2 and len(weights) == len(y)
@@ -190,21 +191,23 @@ def _of_laws(
     block: Any
     arrays: tuple[Array, ...]
     if own:
-        block, arrays = partial(_checked, score), (weights, points, y)
+        block, arrays = check, (weights, points, y)
     else:
         shared = finite("points and y", points)
-        block, arrays = partial(_checked_shared, score, shared), (weights, y)
+        block, arrays = partial(_checked_shared, check, shared), (weights, y)
     return rowwise(block, *arrays, name=name, tail=tail, numbered=numbered)
 
 
-def _checked(score: Any, weights: Array, points: Array, y: Array, *rows: Array) -> Array:
+def _checked(
+    score: Any, tolerance: float, weights: Array, points: Array, y: Array, *rows: Array
+) -> Array:
     weights = finite("weights", weights)
     points, y = (finite("points and y", values) for values in (points, y))
     size = np.maximum(np.abs(weights).sum(axis=1), 1.0)
-    if (np.abs(weights.sum(axis=1) - 1.0) > 1e-9 * size).any():
+    if (np.abs(weights.sum(axis=1) - 1.0) > tolerance * size).any():
         raise DataError("the weights of each row must add up to one: divide them by their sum")
     return score(weights, points, y, *rows)
 
 
-def _checked_shared(score: Any, points: Array, weights: Array, y: Array, *rows: Array) -> Array:
-    return _checked(score, weights, points, y, *rows)
+def _checked_shared(check: Any, points: Array, weights: Array, y: Array, *rows: Array) -> Array:
+    return check(weights, points, y, *rows)

@@ -10,6 +10,9 @@ from cme_dask.errors import DataError
 
 Array = Any
 
+_EXACT = 1e-9  # of sums of float64
+_ROUNDINGS = 64  # by which sums of shorter numbers may be wrong
+
 
 def is_lazy(values: Any) -> bool:
     """Whether values lie in a Dask array, or in an object of xarray that holds one."""
@@ -34,6 +37,21 @@ def finite(name: str, values: Any) -> Array:
     if not np.isfinite(array).all():
         raise DataError(f"{name}: NaN or infinity")
     return array
+
+
+def without_nan(name: str, values: Any) -> Array:
+    """Values in memory as float64; DataError on NaN."""
+    array = np.asarray(numbers(name, values), dtype=np.float64)
+    if np.isnan(array).any():
+        raise DataError(f"{name}: NaN")
+    return array
+
+
+def sum_tolerance(values: Any) -> float:
+    """How far probabilities may miss a sum of one: by the rounding of the type they came in."""
+    lazy = is_lazy(values)
+    kind = np.dtype(getattr(values, "dtype", float)) if lazy else np.asarray(values).dtype
+    return max(_EXACT, _ROUNDINGS * float(np.finfo(kind).eps)) if kind.kind == "f" else _EXACT
 
 
 def columns(values: Array) -> Array:

@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 
 from cme_dask.errors import DataError
-from cme_dask.metrics.inputs import between_zero_and_one, columns, finite, numbers, rowwise
+from cme_dask.metrics.inputs import (
+    between_zero_and_one,
+    columns,
+    finite,
+    numbers,
+    rowwise,
+    sum_tolerance,
+    without_nan,
+)
 from cme_dask.numerics.row_scores import (
     density_losses,
     interval_scores,
@@ -58,7 +66,8 @@ def log_score(probabilities: Any, labels: Any = None, *, least: float = 0.0) -> 
         return rowwise(partial(_log_density, least=least), shares, name="log")
     codes = numbers("labels", labels)
     check_labels("log_score", shares, codes)
-    return rowwise(partial(_log_labels, least=least), shares, codes, name="log")
+    of_labels = partial(_log_labels, least=least, tolerance=sum_tolerance(probabilities))
+    return rowwise(of_labels, shares, codes, name="log")
 
 
 def pinball(quantiles: Any, levels: Any, y: Any) -> Array:
@@ -109,7 +118,8 @@ def interval_score(lower: Any, upper: Any, y: Any, level: float = 0.9) -> Array:
     Parameters
     ----------
     lower, upper
-        Quantiles of the levels alpha / 2 and 1 - alpha / 2, shape (n,) or (n, d).
+        Quantiles of the levels alpha / 2 and 1 - alpha / 2, shape (n,) or (n, d). An interval with
+        an infinite end has an infinite score.
     y
         The observations, of the same shape.
     level
@@ -122,8 +132,8 @@ def interval_score(lower: Any, upper: Any, y: Any, level: float = 0.9) -> Array:
     Raises
     ------
     DataError
-        If shapes differ, values are not finite, a lower end exceeds its upper one, or the level is
-        outside (0, 1).
+        If shapes differ, an end is NaN, y is not finite, a lower end exceeds its upper one, or the
+        level is outside (0, 1).
 
     Notes
     -----
@@ -143,7 +153,7 @@ def coverage(lower: Any, upper: Any, y: Any) -> Array:
     Parameters
     ----------
     lower, upper
-        Ends of the intervals, shape (n,) or (n, d).
+        Ends of the intervals, shape (n,) or (n, d); they may be infinite.
     y
         The observations, of the same shape.
 
@@ -154,7 +164,7 @@ def coverage(lower: Any, upper: Any, y: Any) -> Array:
     Raises
     ------
     DataError
-        If shapes differ, values are not finite, or a lower end exceeds its upper one.
+        If shapes differ, an end is NaN, y is not finite, or a lower end exceeds its upper one.
     """
     return _of_intervals("coverage", _covered, lower, upper, y)
 
@@ -165,7 +175,7 @@ def width(lower: Any, upper: Any) -> Array:
     Parameters
     ----------
     lower, upper
-        Ends of the intervals, shape (n,) or (n, d).
+        Ends of the intervals, shape (n,) or (n, d); they may be infinite.
 
     Returns
     -------
@@ -174,7 +184,7 @@ def width(lower: Any, upper: Any) -> Array:
     Raises
     ------
     DataError
-        If shapes differ, values are not finite, or a lower end exceeds its upper one.
+        If shapes differ, an end is NaN, or a lower end exceeds its upper one.
     """
     return _of_intervals("width", _width, lower, upper)
 
@@ -267,10 +277,10 @@ def mean_square(name: str, one: Any, two: Any) -> float:
     return float(((one - two) ** 2).sum() / len(one))
 
 
-def label_inputs(shares: Array, codes: Array) -> tuple[Array, Array]:
+def label_inputs(shares: Array, codes: Array, tolerance: float) -> tuple[Array, Array]:
     """Checked rows of probabilities (b, K), and labels (b,) as integers."""
     shares, codes = non_negative("probabilities", shares), finite("labels", codes)
-    if (np.abs(shares.sum(axis=1) - 1.0) > 1e-9).any():
+    if (np.abs(shares.sum(axis=1) - 1.0) > tolerance).any():
         raise DataError("the probabilities of each row must add up to one")
     places = codes.astype(np.int64)
     wrong = (places != codes) | (places < 0) | (places >= shares.shape[1])
@@ -304,8 +314,8 @@ def _log_density(density: Array, least: float) -> Array:
     return log_losses(non_negative("probabilities", density)[:, None], rows, least)
 
 
-def _log_labels(shares: Array, codes: Array, least: float) -> Array:
-    return log_losses(*label_inputs(shares, codes), least)
+def _log_labels(shares: Array, codes: Array, least: float, tolerance: float) -> Array:
+    return log_losses(*label_inputs(shares, codes, tolerance), least)
 
 
 def _pinball(quantiles: Array, y: Array, levels: Array) -> Array:
@@ -337,11 +347,17 @@ def _of_intervals(name: str, score: Any, lower: Any, upper: Any, *y: Any) -> Arr
 
 
 def _interval(name: str, score: Any, lower: Array, upper: Array, *y: Array) -> Array:
-    lower, upper, *seen = (finite(f"{name}: ends and y", each) for each in (lower, upper, *y))
+    lower, upper = (without_nan(f"{name}: ends", each) for each in (lower, upper))
+    seen = [finite(f"{name}: y", each) for each in y]
     crossed = lower > upper
     if crossed.any():
         raise DataError(
             f"{name}: lower ends must not exceed upper ones, got {lower[crossed][0]:g} and "
             f"{upper[crossed][0]:g}"
+        )
+    empty = (lower == np.inf) | (upper == -np.inf)
+    if empty.any():
+        raise DataError(
+            f"{name}: no number lies between {lower[empty][0]:g} and {upper[empty][0]:g}"
         )
     return score(lower, upper, *seen)

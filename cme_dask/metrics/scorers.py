@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.metrics.predictions import mean_square
 from cme_dask.numerics.row_scores import log_losses
 
@@ -33,9 +33,9 @@ def crps_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> fl
     Raises
     ------
     DataError
-        If the estimator has no laws, or y holds labels.
+        If the estimator has no laws, y holds labels, or all weights are zero.
     """
-    return -float(np.average(np.asarray(_laws(estimator, X)[0].crps(y)), weights=sample_weight))
+    return -_average(np.asarray(_laws(estimator, X)[0].crps(y)), sample_weight)
 
 
 def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -57,7 +57,8 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
     Raises
     ------
     DataError
-        If the estimator has neither laws nor probabilities, or a label is none of its classes.
+        If the estimator has neither laws nor probabilities, a label is none of its classes, or all
+        weights are zero.
     """
     if hasattr(estimator, "classes_"):
         shares, classes = np.asarray(estimator.predict_proba(X)), np.asarray(estimator.classes_)
@@ -65,8 +66,7 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
     else:
         law, columns = _laws(estimator, X)
         if not columns.categories:
-            logarithms = np.asarray(law.log_pdf(y, paired=True))
-            return float(np.average(logarithms, weights=sample_weight))
+            return _average(np.asarray(law.log_pdf(y, paired=True)), sample_weight)
         shares = np.asarray(law.predict_proba())
         classes = np.asarray(columns.categories[columns.names[0]])
         observed = np.asarray(y).reshape(len(shares)).astype(str)
@@ -76,7 +76,14 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
     if (classes[codes] != observed).any():
         unknown = observed[classes[codes] != observed].tolist()[0]
         raise DataError(f"y holds the label {unknown!r}, the classes are {classes.tolist()}")
-    return float(-np.average(log_losses(shares, codes), weights=sample_weight))
+    return -_average(log_losses(shares, codes), sample_weight)
+
+
+def _average(scores: Array, weights: Any) -> float:
+    try:
+        return float(np.average(scores, weights=weights))
+    except ZeroDivisionError:
+        raise ZeroWeights() from None
 
 
 def _laws(estimator: Any, X: Any) -> tuple[Any, Any]:

@@ -7,9 +7,10 @@ import numpy as np
 
 from cme_dask.config import N_FOLDS
 from cme_dask.errors import DataError, ZeroWeights
-from cme_dask.metrics.inputs import columns, finite, is_lazy, numbers, rowwise
+from cme_dask.metrics.inputs import columns, finite, is_lazy, numbers, rowwise, sum_tolerance
 from cme_dask.metrics.predictions import check_labels, label_inputs, non_negative
-from cme_dask.numerics.folds import BY_ROWS, Folding
+from cme_dask.numerics.folds import BY_ROWS, EXACT, Folding, check_groups
+from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.row_scores import LABEL_BINS, PIT_LEVELS, label_deviations, pit_deviations
 from cme_dask.numerics.scoring import Estimate, ScoreSums
 
@@ -28,8 +29,9 @@ def mean(scores: Any, weights: Any = None, units: Any = None) -> Estimate | list
     weights
         w of the rows, non-negative, shape (n,); default equal ones.
     units
-        Numbers or names of what each row belongs to, such as its station or its week, shape (n,).
-        Rows of one unit are in one block. By default each row is a unit of its own.
+        Numbers, names or dates of what each row belongs to, such as its station or the first day of
+        its week, shape (n,); of Dask arrays numbers. Rows of one unit are in one block. By default
+        each row is a unit of its own.
 
     Returns
     -------
@@ -38,7 +40,8 @@ def mean(scores: Any, weights: Any = None, units: Any = None) -> Estimate | list
     Raises
     ------
     DataError
-        If shapes don't fit, values are not finite, weights are negative, or all are zero.
+        If shapes don't fit, values are not finite, units are missing, weights are negative, or all
+        are zero.
 
     Notes
     -----
@@ -121,7 +124,7 @@ def calibration_error(
         return sums.deviation(range(len(levels)))
     codes, count = numbers("labels", labels), LABEL_BINS if bins is None else bins
     check_labels("calibration_error", shares, codes)
-    of_labels = partial(_labels, bins=count)
+    of_labels = partial(_labels, bins=count, tolerance=sum_tolerance(probabilities))
     sums = _sums("calibration", of_labels, [shares, codes], count, weights, units)
     return sums.deviation(range(count))
 
@@ -134,9 +137,7 @@ def _sums(
     if weights is not None:
         beside.append(numbers("weights", weights))
     if units is not None:
-        if not is_lazy(units) and np.asarray(units).dtype.kind in "OSU":
-            units = np.unique(np.asarray(units), return_inverse=True)[1]
-        beside.append(numbers("units", units))
+        beside.append(_unit_numbers(units))
     shapes = [each.shape for each in beside]
     if any(shape != arrays[0].shape[:1] for shape in shapes):
         raise DataError(
@@ -163,14 +164,36 @@ def _sums(
     return ScoreSums(rows, weight, none, none, table[:, 2:])
 
 
+def _unit_numbers(units: Any) -> Array:
+    """A number for each row that is equal where the units are: of names and dates their order."""
+    values = numbers("units", units) if is_lazy(units) else np.asarray(units)
+    if is_lazy(values) or values.ndim != 1:
+        return values
+    missing = np.isnat(values) if values.dtype.kind in "mM" else missing_labels(values)
+    if missing.any():
+        raise DataError(
+            f"units must name one for each row, but {missing.sum():,} (first at row "
+            f"{missing.argmax()}) are missing: drop these rows"
+        )
+    if values.dtype.kind in "biuf" and (np.abs(values.astype(np.float64)) < EXACT).all():
+        return numbers("units", values)
+    try:
+        return np.unique(values, return_inverse=True)[1].astype(np.float64)
+    except TypeError as error:
+        raise DataError(
+            "units of several types can't be compared: give all of them as text"
+        ) from error
+
+
 def _block_sums(losses: Any, count: int, *arrays: Array, weights: bool, units: bool) -> Array:
     """Rows, weight and sums of losses of each block of units, shape (1, N_FOLDS, 2 + width)."""
     values = losses(*arrays[:count])
     *beside, rows = arrays[count:]
     w = non_negative("weights", beside[0]) if weights else None
     if units:
-        columns = {"group": finite("units", beside[-1])}
-        folds = Folding("group").folds(rows, columns, N_FOLDS)
+        numbers_of_units = finite("units", beside[-1])
+        check_groups(numbers_of_units, "units")
+        folds = Folding("group").folds(rows, {"group": numbers_of_units}, N_FOLDS)
     else:
         folds = BY_ROWS.folds(rows, {}, N_FOLDS)
     sums = ScoreSums.of(np.empty((len(values), 0)), values, w, folds, N_FOLDS)
@@ -188,5 +211,5 @@ def _pit(values: Array, levels: Array) -> Array:
     return pit_deviations(u, u, levels)
 
 
-def _labels(shares: Array, codes: Array, bins: int) -> Array:
-    return label_deviations(*label_inputs(shares, codes), bins)
+def _labels(shares: Array, codes: Array, bins: int, tolerance: float) -> Array:
+    return label_deviations(*label_inputs(shares, codes, tolerance), bins)

@@ -397,24 +397,31 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
     own = ("tuning", "residual", "new_rows", "missing")
     first = {key: value for key, value in several[0].items() if key not in own}
+    missing = [metadata["missing"] for metadata in several if "missing" in metadata]
+    return {
+        **first,
+        "passes": max(int(metadata["passes"]) for metadata in several),
+        "tol": max(float(metadata["tol"]) for metadata in several),
+        "arithmetic": ", ".join(sorted({str(metadata.get("arithmetic")) for metadata in several})),
+        **origin_of_union(several),
+        **({"missing": added_missing(missing)} if missing else {}),
+    }
+
+
+def origin_of_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the rows of the union come from, which part of their table they are, and the next."""
     parts = [metadata.get("part") for metadata in several]
     places = dict.fromkeys(str(metadata.get("location", "unknown")) for metadata in several)
     ends = [metadata["next_row"] for metadata in several if "next_row" in metadata]
     # The same part of several tables stays one; the two sides of a split make the whole.
     alike = all(part == parts[0] for part in parts)
     sides = all(parts) and len({_split_of(part) for part in parts if part}) == 1
-    missing = [metadata["missing"] for metadata in several if "missing" in metadata]
     differ = any(metadata.get("parts_differ") for metadata in several) or not (alike or sides)
     return {
-        **first,
-        "passes": max(int(metadata["passes"]) for metadata in several),
-        "tol": max(float(metadata["tol"]) for metadata in several),
-        "arithmetic": ", ".join(sorted({str(metadata.get("arithmetic")) for metadata in several})),
         "location": "; ".join(places),
         **({"next_row": max(ends)} if ends else {}),
         "part": parts[0] if alike else None,
         **({"parts_differ": True} if differ else {}),
-        **({"missing": added_missing(missing)} if missing else {}),
     }
 
 

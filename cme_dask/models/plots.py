@@ -373,7 +373,7 @@ def plot_cdf(law: "ConditionalLaw", column: str | None = None, *, ax: Any = None
     texts = axis.ticks or [f"{value:.4g}" for value in axis.at]
     with drawing(ax) as ax:
         for values, text, colour in zip(result, texts, PALETTE, strict=False):
-            ax.step(t, values, where="post", color=colour, lw=1.8, label=text)
+            ax.step(t, values, where="post", color=colour, lw=1.8, label=legend_text(text))
         ax.set(xlabel=_with_unit(name, law.columns), ylim=(0.0, 1.02), xlim=(low, high))
         ax.set_ylabel(f"P({name} ≤ t)")
         ax.set_title(f"Distribution functions of {name}{_given(law)}")
@@ -416,6 +416,11 @@ def _given(law: "ConditionalLaw") -> str:
     """What is given, of a few columns."""
     names = law.given.columns.names
     return f" given {', '.join(names)}" if len(names) <= FEW else ""
+
+
+def legend_text(text: str) -> str:
+    """A text that legends list: Matplotlib leaves out those that begin with an underscore."""
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 def _legend_beside(ax: Any, *, title: str, handles: Sequence[Any] | None = None) -> None:

@@ -193,12 +193,12 @@ class Folding:
         return (hashes % np.uint64(n_folds)).astype(np.uint8)
 
 
-def check_groups(numbers: Array) -> None:
+def check_groups(numbers: Array, name: str = "group") -> None:
     """DataError if numbers of groups, read as float64, may be those of several groups."""
     if (np.abs(numbers) >= EXACT).any():
         raise DataError(
-            "group must hold integers below 2**53, or labels: larger ones can't be told from their "
-            "neighbours; number the groups anew, or give the numbers as text"
+            f"{name} must hold integers below 2**53, or labels: larger ones can't be told from "
+            "their neighbours; number them anew, or give the numbers as text"
         )
 
 
@@ -383,6 +383,15 @@ class RowSample:
     def folds(self, folding: Folding, n_folds: int) -> Array:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""
         return folding.folds(self.index, self.units, n_folds)
+
+
+def relative_weights(weights: Array) -> Array | None:
+    """Weights (k,) of mean 1, as scikit-learn's learners take them; None for equal ones.
+
+    Their thresholds, such as the least sum of second derivatives in a leaf of a tree, are those of
+    rows that count 1.
+    """
+    return None if np.ptp(weights) == 0.0 else weights / weights.mean()
 
 
 def draw(

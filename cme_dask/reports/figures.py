@@ -26,6 +26,7 @@ from cme_dask.models.plots import (
     densities,
     draw_fan,
     label_powers,
+    legend_text,
     rounded,
 )
 from cme_dask.models.relevance import ColumnRelevance
@@ -366,7 +367,7 @@ class Figures:
                 error = np.nan_to_num([b.seen.std for b in used])
                 _errors(ax, predicted, seen, error, colour)
                 shares = np.array([b.share for b in used])
-                ax.plot(predicted, seen, lw=1.2, color=colour, label=short(name))
+                ax.plot(predicted, seen, lw=1.2, color=colour, label=legend_text(short(name)))
                 sizes = np.digitize(shares, _SHARES)
                 for k in np.unique(sizes).tolist():
                     ax.plot(
@@ -408,7 +409,7 @@ class Figures:
             ax = figure.axes[0]
             at, lines = walk.positions, walk.is_line
             for k, name in enumerate(names):
-                style = {"color": PALETTE[k], "alpha": 0.8, "lw": 0, "label": name}
+                style = {"color": PALETTE[k], "alpha": 0.8, "lw": 0, "label": legend_text(name)}
                 if lines:
                     ax.fill_between(at, edges[k], edges[k + 1], **style)
                 else:

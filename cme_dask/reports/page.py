@@ -184,7 +184,9 @@ class Page:
     def _on_laws(self) -> Markup:
         (line,) = (each for each in self.lines if each.score == "CRPS")
         told = Markup("the laws of {} given {} have a CRPS of {}").format(
-            _names(self.scoring.y.numeric), _names(self.columns[0].names), _estimate(line.value)
+            _names(self.scoring.y.numeric),
+            _names(self.columns[0].given.names),
+            _estimate(line.value),
         )
         if line.marginal is not None:
             told += f"; the law that ignores x has {_estimate(line.marginal)}"
@@ -219,7 +221,7 @@ class Page:
             for name, scores in self.scores.items()
             if name in self.scoring.y.numeric
         ]
-        given = _names(self.columns[0].names)
+        given = _names(self.columns[0].given.names)
         return Markup("means given {} explain {}").format(given, Markup(", ").join(each))
 
     @property
