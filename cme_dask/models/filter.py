@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from cme_dask.codec import Shape, Within
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, check_points
 from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
@@ -187,7 +187,7 @@ class FilterModel(Model):
         ----------
         Y
             Observations in the order of time, shape (n, d_Y), or a table with the columns by name.
-            A row of NaN is a missing one: there the state is predicted.
+            A row of NaN, nulls or masked values is a missing one: there the state is predicted.
         group
             The sequence of each row, shape (n,); default one sequence.
         previous
@@ -203,11 +203,12 @@ class FilterModel(Model):
             On wrong columns, rows of which a part is NaN, other numbers of rows or sequences, or
             embeddings in another space.
         """
-        rows, sequences = self._rows(Y), _Sequences.of(group, len(Y))
+        rows = self._rows(Y)
+        sequences = _Sequences.of(group, len(rows))
         before = self._start(previous, sequences.count)
         points, last = self._advance(rows, sequences, before, self._ahead)
         embeddings = MeanEmbeddings(last, self.space)
-        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, embeddings)
+        return StateLaw(self, points, Labels.of(Y, len(rows)), functions or {}, embeddings)
 
     def smooth(
         self,
@@ -225,12 +226,12 @@ class FilterModel(Model):
             As in :meth:`filter`, whose errors these are.
         """
         law = self.filter(Y, group=group, previous=previous, functions=functions)
-        rank, sequences = self.basis.rank, _Sequences.of(group, len(Y))
+        rank, sequences = self.basis.rank, _Sequences.of(group, len(law))
         behind = self._start(None, sequences.count)
         rows = law.points[:, rank:]
         after, _ = self._advance(rows, sequences.reversed, behind, self._behind)
         points = np.hstack([law.points[:, :rank], after])
-        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, law.last)
+        return StateLaw(self, points, law._labels, functions or {}, law.last)
 
     def score(self, Y: Any, group: Any = None) -> float:
         """Mean log likelihood of the observations given those before, see :class:`StateLaw`.
@@ -346,29 +347,11 @@ class FilterModel(Model):
 
     def _rows(self, Y: Any) -> Array:
         """Observations (n, d_Y), those that are missing as rows of NaN."""
-        if hasattr(Y, "isna"):  # pandas
-            names = list(self.observed_columns.names)
-            if Y.ndim == 2 and set(names) <= {*Y.columns}:
-                Y = Y[names]  # an identifier beside them is no observation
-            missing = np.asarray(Y.isna()).reshape(len(Y), -1).all(axis=1)
-            known = np.flatnonzero(~missing)
-            if not len(known):
-                return np.full((len(Y), len(names)), np.nan)
-            # In their place stands any row that is there, whose categories are those of the column.
-            whole = Y.iloc[np.where(missing, known[0], np.arange(len(Y)))]
-        else:
-            try:
-                whole = np.array(Y, dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"Y must be numeric: {error}") from error
-            if whole.ndim == 1:
-                whole = whole[:, None]
-            missing = np.isnan(whole).all(axis=1) if whole.ndim == 2 else np.zeros(0, dtype=bool)
-            if missing.any():
-                whole[missing] = 0.0
         variable = Space(self.observed_columns, self.observed)
-        rows = np.array(query_points(whole, variable, "Y"))
-        rows[missing] = np.nan
+        rows = query_points(Y, variable, "Y", missing=True)
+        missing = np.isnan(rows).all(axis=1, keepdims=True)
+        # Rows of which a part is missing are refused, with their numbers in Y.
+        check_points(np.where(missing, 0.0, rows), self.observed_columns)
         return rows
 
     def _start(self, previous: Any, count: int) -> Array:
