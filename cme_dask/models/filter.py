@@ -7,7 +7,7 @@ the predicted law and the likelihood at the cells, and the one that embeds the p
 system is solved and no matrix is updated.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from cme_dask.data.columns import Columns, check_points
 from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
+from cme_dask.models.events import FunctionsLike
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.operators import Operator, Reweighting
 from cme_dask.models.points import FloatArray, Labels, query_points
@@ -27,7 +28,6 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.measure import CellLaw
-from cme_dask.numerics.moments import Function
 
 Array = Any
 Step = tuple[Array, Array]  # positions of sequences among those of a block, and of their rows
@@ -66,7 +66,7 @@ class StateLaw(ConditionalLaw):
     labels
         Of the answers.
     functions
-        Functions of the state by name, for later queries by name.
+        Functions of the state by name, or a list of events, for later queries by name.
     last
         Embeddings of the state at the last row of each sequence.
 
@@ -83,7 +83,7 @@ class StateLaw(ConditionalLaw):
         model: Any,
         points: Array,
         labels: Labels,
-        functions: Mapping[str, Function],
+        functions: FunctionsLike | None = None,
         last: MeanEmbeddings | None = None,
     ) -> None:
         super().__init__(model, False, points, labels, functions)
@@ -177,7 +177,7 @@ class FilterModel(Model):
         *,
         group: Any = None,
         previous: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
     ) -> StateLaw:
         """The law of the state at each row, given the observations up to it.
 
@@ -195,7 +195,7 @@ class FilterModel(Model):
             in which these begin: states, shape (number, d), or embeddings, as ``last`` of the laws
             of earlier rows. Default: the law of the rows of the fit.
         functions
-            Functions of the state by name, for later queries by name.
+            Functions of the state by name, or a list of events, for later queries by name.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class FilterModel(Model):
         before = self._start(previous, sequences.count)
         points, last = self._advance(rows, sequences, before, self._ahead)
         embeddings = MeanEmbeddings(last, self.space)
-        return StateLaw(self, points, Labels.of(Y, len(rows)), functions or {}, embeddings)
+        return StateLaw(self, points, Labels.of(Y, len(rows)), functions, embeddings)
 
     def smooth(
         self,
@@ -216,7 +216,7 @@ class FilterModel(Model):
         *,
         group: Any = None,
         previous: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
     ) -> StateLaw:
         """The law of the state at each row, given all observations of its sequence.
 
@@ -231,7 +231,7 @@ class FilterModel(Model):
         rows = law.points[:, rank:]
         after, _ = self._advance(rows, sequences.reversed, behind, self._behind)
         points = np.hstack([law.points[:, :rank], after])
-        return StateLaw(self, points, law._labels, functions or {}, law.last)
+        return StateLaw(self, points, law._labels, functions, law.last)
 
     def score(self, Y: Any, group: Any = None) -> float:
         """Mean log likelihood of the observations given those before, see :class:`StateLaw`.

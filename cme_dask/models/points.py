@@ -506,35 +506,47 @@ def check_levels(q: Any) -> tuple[Array, bool]:
     return np.atleast_1d(levels), levels.ndim == 0
 
 
-def check_thresholds(t: Any, d: int, several: bool, paired: int | None) -> tuple[Array, bool]:
+def threshold_values(t: Any, columns: Columns) -> Array:
+    """Thresholds as float64, of several columns by name where they come in a table."""
+    t = unmasked(t)
+    try:
+        parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None
+        if parts is None:
+            return np.asarray(t, dtype=np.float64)
+        numbers = [_numbers(part, k, "t") for k, part in zip(columns.names, parts, strict=True)]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"thresholds must be numbers: {error}") from error
+    rows = np.stack(numbers, axis=1)
+    return rows[0] if getattr(t, "ndim", 2) == 1 else rows
+
+
+def check_thresholds(t: Any, columns: Columns, paired: int | None) -> tuple[Array, bool]:
     """Thresholds, shape (k, d), and whether there was a single one.
 
     Parameters
     ----------
     t
-        A number or shape (k,) for one column; of ``several`` shape (d,) or (k, d).
-    d
-        Number of columns.
-    several
-        Whether each threshold is a row of numbers.
+        A number or shape (k,) for one column; of several shape (d,) or (k, d), or a table with the
+        columns by name.
+    columns
+        The columns.
     paired
         Number of points with one threshold each; None if each goes with all points.
     """
-    try:
-        values = np.asarray(t, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"thresholds must be numbers: {error}") from error
+    values, d = threshold_values(t, columns), len(columns.names)
     # Shape of one threshold, and of as many as are expected.
-    one = (d,) if several else ()
+    one = (d,) if d > 1 else ()
     single = values.ndim == len(one)
     count = values.shape[0] if values.ndim == len(one) + 1 else 1
     fits = (
         values.shape in (one, (count, *one)) if paired is None else values.shape == (paired, *one)
     )
     if not fits:
-        expected = f"({d},) or (k, {d})" if several else "() or (k,)"
+        expected = f"({d},) or (k, {d})" if d > 1 else "() or (k,)"
         if paired is not None:
-            expected = f"({paired}, {d})" if several else f"({paired},)"
+            expected = f"({paired}, {d})" if d > 1 else f"({paired},)"
         raise DataError(f"thresholds must have shape {expected}, got {values.shape}")
     if np.isnan(values).any():
         raise DataError(f"thresholds must not be NaN, {int(np.isnan(values).sum())} are")

@@ -1,6 +1,6 @@
 """``ReweightedModel``: a joint distribution with another law of x, by non-negative weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -11,6 +11,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
+from cme_dask.models.events import FunctionsLike
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.points import Labels, query_points
@@ -110,7 +111,7 @@ class ReweightedModel(Model, _JointLaw):
         return self.model.columns_y
 
     def marginal(
-        self, variable: str = "y", *, functions: Mapping[str, Function] | None = None
+        self, variable: str = "y", *, functions: FunctionsLike | None = None
     ) -> ConditionalLaw:
         """The law of y under the prior (the prior predictive law), or the prior itself.
 
@@ -141,11 +142,11 @@ class ReweightedModel(Model, _JointLaw):
             reverse,
             points,
             Labels(),
-            functions or {},
+            functions,
         )
 
     def conditional(
-        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+        self, X: Any = None, *, Y: Any = None, functions: FunctionsLike | None = None
     ) -> ConditionalLaw:
         """The posterior law of X given Y = y, or the law of Y given X = x, which has no prior.
 
@@ -154,7 +155,8 @@ class ReweightedModel(Model, _JointLaw):
         X, Y
             Points of one variable, in memory: shape (n, d), or a table with the columns by name.
         functions
-            Functions of the answered variable by name, for later queries by name.
+            Functions of the answered variable by name, or a list of events, for later queries by
+            name. They take the place of functions of the fit that have their names.
 
         Raises
         ------
@@ -172,7 +174,7 @@ class ReweightedModel(Model, _JointLaw):
             True,
             points,
             Labels.of(Y, len(points)),
-            functions or {},
+            functions,
         )
 
     def law(self, reverse: bool = False) -> Law:
