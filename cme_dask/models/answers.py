@@ -189,6 +189,32 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     )
 
 
+def accuracy(y: Any, probabilities: Array, columns: Columns, weights: Any = None) -> float:
+    """Share of the rows whose label is the most probable one.
+
+    Parameters
+    ----------
+    y
+        The labels that were observed, shape (n,) or (n, 1).
+    probabilities
+        Of the labels, shape (n, K).
+    columns
+        The column of the labels.
+    weights
+        Of the rows, shape (n,).
+
+    Raises
+    ------
+    DataError
+        If the shapes differ, or no label of y is known.
+    """
+    likeliest = np.asarray(probabilities).argmax(axis=1)
+    observed = label_codes(y, columns, some=True)
+    if observed.shape != likeliest.shape:
+        raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
+    return float(np.average(observed == likeliest, weights=weights))
+
+
 class PairModel(Model):
     """A model of two variables, which predicts y: means of numbers, or the label of its one column.
 
@@ -297,11 +323,7 @@ class PairModel(Model):
         if not self._one_label(self.columns_y):
             means = self.predict(X)
             return r_squared(query_points(Y, self.y, "y", observed=True), means, sample_weight)
-        likeliest = np.asarray(self.predict_proba(X)).argmax(axis=1)
-        observed = label_codes(Y, self.columns_y, some=True)
-        if observed.shape != likeliest.shape:
-            raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
-        return float(np.average(observed == likeliest, weights=sample_weight))
+        return accuracy(Y, self.predict_proba(X), self.columns_y, sample_weight)
 
     @abstractmethod
     def _means(self, X: Any) -> Array: ...
