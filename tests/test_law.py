@@ -412,6 +412,57 @@ def test_thresholds_of_several_columns_go_by_name():
         law.cdf(np.ma.array(points.to_numpy(), mask=[[True, False], [False, False]]))
 
 
+def test_a_bandwidth_also_applies_far_from_the_data():
+    x, y, _ = draw(300)
+    kernel = kernels.Gaussian(0.5)
+    given = {"kernel_x": kernel, "kernel_y": kernel, "reg": 1e-3, "support_size": 50}
+    model = JointDistribution(**given, location="x0").fit(x, y[:, :1]).model_
+    law = model.conditional([[0.0], [50.0]])
+    assert law.effective_support()[1] == 0.0
+    t = np.linspace(-40.0, 40.0, 4001)
+    for bandwidth in (0.1, 5.0):
+        density = law.pdf(t[:, None], bandwidth=bandwidth)
+        mean = density @ t * 0.02
+        variance = density @ t**2 * 0.02 - mean**2
+        within = [model.residual.model.y.cells, model.y.cells]  # of which the cells are points
+        least = law.var() - [cells.covariances.max() for cells in within]
+        assert (variance >= least + bandwidth**2 - 1e-6).all()
+        assert (variance <= law.var() + bandwidth**2 + 0.1).all()
+
+
+def test_answers_of_xarray_have_their_own_dimensions():
+    model, y = small()
+    for dimension, ask in (
+        ("point", lambda law: law.pdf(y[:3])),
+        ("variable", lambda law: law.mean()),
+        ("quantile", lambda law: law.quantile([0.1, 0.9])),
+        ("event", lambda law: law.probability(["y0 > 0"])),
+        ("draw", lambda law: law.sample(2)),
+        ("threshold", lambda law: law.cdf([0.1, 0.2], "y0")),
+    ):
+        points = xr.DataArray(AT[:2], dims=(dimension, "column"), coords={"column": ["x0"]})
+        with pytest.raises(DataError, match=f"the dimension '{dimension}' of the points is"):
+            ask(model.conditional(points))
+        renamed = model.conditional(points.rename({dimension: "row"}))
+        assert ask(renamed).dims[:2] == ("row", dimension)
+    table = xr.Dataset(
+        {"grid": ("lat", np.arange(4.0)), "x0": ("time", AT[:2, 0])},
+        coords={"lat": np.arange(4), "time": [5, 7]},
+    )
+    answer = model.conditional(table).mean()
+    assert answer.dims == ("time", "variable")
+    assert answer.time.values.tolist() == [5, 7]
+
+
+def test_densities_have_their_names():
+    model, y = small()
+    law = model.conditional(pd.DataFrame({"x0": AT[:2, 0]}))
+    for name in ("pdf", "log_pdf", "density_ratio"):
+        assert getattr(law, name)(y[:2], paired=True).name == name
+    array = xr.DataArray(AT[:2], dims=("row", "column"), coords={"column": ["x0"]})
+    assert model.conditional(array).pdf(y[:3]).name == "pdf"
+
+
 def cube(y):
     return y[:, 0] ** 3
 

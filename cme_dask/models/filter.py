@@ -77,6 +77,7 @@ class StateLaw(ConditionalLaw):
     """
 
     model: Any
+    given_columns = None  # points are embeddings and observations
 
     def __init__(
         self,
@@ -208,7 +209,8 @@ class FilterModel(Model):
         before = self._start(previous, sequences.count)
         points, last = self._advance(rows, sequences, before, self._ahead)
         embeddings = MeanEmbeddings(last, self.space)
-        return StateLaw(self, points, Labels.of(Y, len(rows)), functions, embeddings)
+        labels = Labels.of(Y, len(rows), self.observed_columns)
+        return StateLaw(self, points, labels, functions, embeddings)
 
     def smooth(
         self,

@@ -432,7 +432,7 @@ class JointModel(PairModel):
         reverse = X is None
         values, variable, name = (Y, self.y, "Y") if reverse else (X, self.x, "X")
         points = query_points(values, variable, name)
-        labels = Labels.of(values, len(points))
+        labels = Labels.of(values, len(points), variable.columns)
         return ConditionalLaw(self, reverse, points, labels, functions)
 
     def moment_sums(self) -> MomentSums:

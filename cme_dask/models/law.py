@@ -99,6 +99,11 @@ class ConditionalLaw:
         """Columns of the variable that is answered."""
         return self.answered.columns
 
+    @property
+    def given_columns(self) -> Columns | None:
+        """Columns of the points, along which laws are drawn; None if their values are no such."""
+        return self.given.columns
+
     def __len__(self) -> int:
         """Number of points n."""
         return len(self.points)
@@ -424,8 +429,8 @@ class ConditionalLaw:
             As for :meth:`density_ratio`.
         bandwidth
             Standard deviation of normal noise to smooth by instead, one or one per column, in
-            their units (of a law with a location, in those of the coordinates in which residuals
-            are taken).
+            their units. Of a law with a location in normal scores it is in those of the scores, and
+            does not apply far from the data, where the law is not one of moved residuals.
 
         Returns
         -------
@@ -436,8 +441,8 @@ class ConditionalLaw:
         DataError
             On wrong columns, NaN, bandwidths that are not positive, or a variable with labels.
         """
-        logarithm = self.log_pdf(y, paired=paired, bandwidth=bandwidth)
-        return cast(FloatArray, np.exp(logarithm))
+        points = self._points(y, paired)
+        return self._at_points(np.exp(self._log_pdf(points, paired, bandwidth)), "pdf", paired)
 
     def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Logarithm of the density; minus infinity where that is below any number.
@@ -668,9 +673,11 @@ class ConditionalLaw:
 
     def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
         near = self.model if self.reverse else self.model.answering
-        query = self._law.log_density(
-            self._smoothing(near, bandwidth), self._smoothing(self.model, None)
-        )
+        # In normal scores a bandwidth has no size in y, in which laws far from the data are.
+        moved = None if near is self.model else self.model.residual
+        in_units = moved is None or moved.transform is None
+        far = self._smoothing(self.model, bandwidth if in_units else None)
+        query = self._law.log_density(self._smoothing(near, bandwidth), far)
         if paired:
             return self._fill(query, points, paired=True)
         return self._fill(query, y=points, paired=False)

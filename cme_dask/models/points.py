@@ -94,15 +94,18 @@ class Labels:
     rows: tuple[str, Any] | None = None
 
     @classmethod
-    def of(cls, values: Any, rows: int) -> "Labels":
-        """Those of so many points as users give them; none for arrays and lists."""
+    def of(cls, values: Any, rows: int, columns: Columns) -> "Labels":
+        """Those of so many points of these columns as users give them; none of arrays and lists."""
         one_row = getattr(values, "ndim", 2) == 1 and len(values) != rows
         # What is not imported can't have made them.
         pandas, xarray = sys.modules.get("pandas"), sys.modules.get("xarray")
         if pandas is not None and isinstance(values, (pandas.DataFrame, pandas.Series)):
             return cls(index=[values.name] if one_row else values.index)
         if xarray is not None and isinstance(values, (xarray.DataArray, xarray.Dataset)):
-            name = next(iter(values.dims), None)
+            # A Dataset may hold variables of other dimensions beside the columns.
+            is_table = isinstance(values, xarray.Dataset)
+            own = values[columns.names[0]] if is_table else values
+            name = next(iter(own.dims), None)
             if name is not None and not one_row:
                 return cls(rows=(str(name), values.coords.get(name)))
         return cls()
@@ -194,6 +197,11 @@ class Labels:
 
         assert self.rows is not None
         row, along = self.rows
+        if row in dict(axes):
+            raise DataError(
+                f"the dimension {row!r} of the points is an axis of this answer, too: rename that "
+                f"of the points, such as points.rename({{{row!r}: 'row'}})"
+            )
         coords = {axis: list(labels) for axis, labels in axes}
         if along is not None:
             coords[row] = along.values

@@ -137,7 +137,7 @@ class ReweightedModel(Model, _JointLaw):
         reverse = variable == "x"
         given = self.y if reverse else self.x
         points = np.zeros((1, len(given.columns.names)))
-        return ConditionalLaw(
+        return _MarginalLaw(
             _Marginal(self),  # type: ignore[arg-type]
             reverse,
             points,
@@ -173,7 +173,7 @@ class ReweightedModel(Model, _JointLaw):
             self,  # type: ignore[arg-type]
             True,
             points,
-            Labels.of(Y, len(points)),
+            Labels.of(Y, len(points), self.y.columns),
             functions,
         )
 
@@ -209,6 +209,12 @@ class ReweightedModel(Model, _JointLaw):
             ("prior", f"{self.about['prior_rows']:,} rows in {len(self.prior.masses)} cells"),
             *self.model.summary(),
         ]
+
+
+class _MarginalLaw(ConditionalLaw):
+    """A law at one point, whose value does not matter."""
+
+    given_columns = None
 
 
 @dataclass(frozen=True, eq=False)
