@@ -430,6 +430,13 @@ def test_a_bandwidth_also_applies_far_from_the_data():
         assert (variance <= law.var() + bandwidth**2 + 0.1).all()
 
 
+def test_dicts_that_only_count_their_columns_go_by_position():
+    model, y = small()
+    law = model.conditional({"0": AT[:2, 0]})
+    assert_array_equal(law.mean(), model.conditional(AT[:2]).mean())
+    assert_array_equal(law.pdf({0: y[:3, 0], 1: y[:3, 1]}), law.pdf(y[:3]))
+
+
 def test_answers_of_xarray_have_their_own_dimensions():
     model, y = small()
     for dimension, ask in (

@@ -101,7 +101,7 @@ def test_laws_that_are_given_no_columns_are_drawn_along_rows():
             assert "given" not in ax.get_title(loc="left")
         assert law.plot_fan().get_xlabel() == "row"
         assert law.plot_cdf().get_legend().get_title().get_text() == "row"
-        with pytest.raises(DataError, match="only their rows can be drawn along, got along='x0'"):
+        with pytest.raises(DataError, match="along their rows, got along='x0': leave it out"):
             law.plot_fan(along="x0")
     assert "given x0" in prior.conditional(x[:1]).plot_cdf().get_title(loc="left")
 

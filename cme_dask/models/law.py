@@ -101,7 +101,7 @@ class ConditionalLaw:
 
     @property
     def given_columns(self) -> Columns | None:
-        """Columns of the points, along which laws are drawn; None if their values are no such."""
+        """Columns of the points, along which laws are drawn; None where points hold no columns."""
         return self.given.columns
 
     def __len__(self) -> int:

@@ -148,8 +148,8 @@ class _Axis:
         if given is None:
             if along is not None:
                 raise DataError(
-                    f"these laws are not given columns, so that only their rows can be drawn along,"
-                    f" got along={along!r}"
+                    "laws of states and marginal laws are drawn along their rows, got "
+                    f"along={along!r}: leave it out"
                 )
             return cls(rows, rows, "row")
         if along is None:

@@ -104,7 +104,7 @@ class Labels:
         if xarray is not None and isinstance(values, (xarray.DataArray, xarray.Dataset)):
             # A Dataset may hold variables of other dimensions beside the columns.
             is_table = isinstance(values, xarray.Dataset)
-            own = values[columns.names[0]] if is_table else values
+            own = values.get(columns.names[0], values) if is_table else values
             name = next(iter(own.dims), None)
             if name is not None and not one_row:
                 return cls(rows=(str(name), values.coords.get(name)))
@@ -359,8 +359,11 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
     if is_arrow(values) and (has_columns(values) or len(names) == 1):
         values = _arrow_columns(values, columns, name)
     if isinstance(values, Mapping):
-        Columns(tuple(map(str, values))).positions_of(columns, name)
-        parts = [np.atleast_1d(_cells(values[key], key in columns.categories)) for key in names]
+        positions, held = Columns(tuple(map(str, values))).positions_of(columns, name), [*values]
+        parts = [
+            np.atleast_1d(_cells(values[held[place]], key in columns.categories))
+            for key, place in zip(names, positions, strict=True)
+        ]
         if any(part.shape != parts[0].shape or part.ndim > 1 for part in parts):
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")

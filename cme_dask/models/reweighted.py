@@ -1,6 +1,5 @@
 """``ReweightedModel``: a joint distribution with another law of x, by non-negative weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -19,7 +18,6 @@ from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law
 
 Array = Any
-Function = Callable[[Array], Array]
 
 _SUM_ERROR = 1e-9  # of probabilities that should add up to one
 
