@@ -77,7 +77,7 @@ class StateLaw(ConditionalLaw):
     """
 
     model: Any
-    given_columns = None  # points are embeddings and observations
+    _given_columns = None  # points are embeddings and observations
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class ConditionalLaw:
     ) -> None:
         self.model, self.reverse, self.points = model, reverse, points
         self.given, self.answered = (model.y, model.x) if reverse else (model.x, model.y)
-        self.functions = declared(functions, self.answered.columns)
+        self.functions = declared(functions, self.answered.columns) if functions else {}
         self._labels, self._law = labels, model.law(reverse)
         self._laws: dict[tuple[int, int], Any] = {}  # at blocks of points
 
@@ -100,7 +100,7 @@ class ConditionalLaw:
         return self.answered.columns
 
     @property
-    def given_columns(self) -> Columns | None:
+    def _given_columns(self) -> Columns | None:
         """Columns of the points, along which laws are drawn; None where points hold no columns."""
         return self.given.columns
 

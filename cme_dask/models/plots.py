@@ -143,7 +143,7 @@ class _Axis:
         """Along a column of the given variable, by default the only one that varies, else rows."""
         if not len(law):
             raise DataError("there are no points to draw: give at least one")
-        points, given = law.points, law.given_columns
+        points, given = law.points, law._given_columns
         rows = np.arange(len(law))
         if given is None:
             if along is not None:
@@ -424,7 +424,7 @@ def _with_unit(name: str, columns: Columns) -> str:
 
 def _given(law: "ConditionalLaw") -> str:
     """What is given, of a few columns."""
-    names = () if law.given_columns is None else law.given_columns.names
+    names = () if law._given_columns is None else law._given_columns.names
     return f" given {', '.join(names)}" if 0 < len(names) <= FEW else ""
 
 

@@ -212,7 +212,7 @@ class ReweightedModel(Model, _JointLaw):
 class _MarginalLaw(ConditionalLaw):
     """A law at one point, whose value does not matter."""
 
-    given_columns = None
+    _given_columns = None
 
 
 @dataclass(frozen=True, eq=False)
