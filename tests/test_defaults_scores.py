@@ -106,6 +106,25 @@ def test_scores_of_means_need_rows_of_the_same_shape():
             model.score(x, wrong)
 
 
+def test_scores_of_means_read_tables_and_masks_as_queries_do():
+    x, y, _ = rows()
+    both = pd.DataFrame({"a": y, "b": 10.0 + x[:, 0]})
+    model = JointDistribution(**QUICK).fit(x, both).model_
+    expected = r2_score(both, model.predict(x))
+    assert model.score(x, both[["b", "a"]]) == pytest.approx(expected)
+    assert model.score(x, {"b": both["b"], "a": both["a"]}) == pytest.approx(expected)
+    with pytest.raises(DataError, match=r"y lacks the columns? 'b'"):
+        model.score(x, both.rename(columns={"b": "c"}))
+    gone = both.copy()
+    gone.iloc[7, 0] = np.nan
+    masked = np.ma.array(both.to_numpy(), mask=gone.isna().to_numpy())
+    for absent in (gone, gone.to_numpy(), masked):
+        with pytest.raises(DataError, match=r"column 'a' has 1 \(first at row 7\)"):
+            model.score(x, absent)
+    with pytest.raises(DataError, match="the weights hold NaN"):
+        model.score(x, both, np.where(np.arange(len(x)) == 3, np.nan, 1.0))
+
+
 def test_loaded_models_answer_dask_arrays_lazily(fitted):
     model, loaded, x, _ = fitted
     lazy = da.from_array(x, chunks=50)

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
+import xarray as xr
 import zarr
 from scipy.signal import lfilter
 from scipy.stats import norm
@@ -180,6 +183,58 @@ def test_missing_observations_are_predicted(fit):
     np.testing.assert_array_equal(fit.filter(beside).mean(), labelled.mean())
     np.testing.assert_array_equal(fit.filter(frame * np.nan).log_likelihood(), 0.0)
     assert fit.score(linear(500, 5)[1]) > 0.1
+
+
+def observed_tables(frame):
+    """The same rows in every form that names columns, these in another order."""
+    turned = frame[["noise", "good"]]
+    names = list(turned.columns)
+    array = xr.DataArray(turned.to_numpy(), dims=("time", "column"), coords={"column": names})
+    return {
+        "pandas": turned,
+        "arrow": pa.Table.from_pandas(turned, preserve_index=False),
+        "polars": pl.DataFrame({name: turned[name].to_numpy() for name in names}),
+        "xarray": array,
+        "dict": {name: turned[name].to_numpy() for name in names},
+    }
+
+
+def test_tables_of_observations_go_by_name():
+    x, y = linear(300)
+    noise = np.random.default_rng(1).normal(size=300)
+    frame = pd.DataFrame({"good": y[:, 0], "noise": 3 * noise})
+    fit = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).fit(x, frame)
+    rows = frame[:9].copy()
+    rows.iloc[4] = np.nan
+    expected = fit.filter(rows.to_numpy())
+    smooth = fit.smooth(rows.to_numpy())
+    for form, table in observed_tables(rows).items():
+        law = fit.filter(table)
+        np.testing.assert_array_equal(law.mean(), expected.mean(), err_msg=form)
+        np.testing.assert_array_equal(fit.smooth(table).mean(), smooth.mean(), err_msg=form)
+        assert law.log_likelihood()[4] == 0.0
+    assert fit.filter(observed_tables(rows)["xarray"]).mean().dims == ("time",)
+    hidden = np.zeros((9, 2), dtype=bool)
+    hidden[4] = True
+    masked = np.ma.array(rows.fillna(7.0).to_numpy(), mask=hidden)
+    np.testing.assert_array_equal(fit.predict(masked), expected.mean())
+    rows.iloc[6, 0] = np.nan
+    with pytest.raises(DataError, match=r"'good' has 1 \(first at row 6\)"):
+        fit.filter(rows)
+
+
+def test_observed_labels_are_taken_from_arrays_and_lists():
+    x, _ = linear(300)
+    labels = np.where(x[:, 0] > 0.0, "high", "low")
+    kernel = kernels.Categorical(0.5)
+    fit = KernelBayesFilter(GAUSSIAN, kernel, **QUICK).fit(x, pd.DataFrame({"label": labels}))
+    expected = fit.predict(pd.DataFrame({"label": ["high", None, "low"]})).to_numpy()
+    for rows in (
+        [["high"], [None], ["low"]],
+        np.array(["high", None, "low"], dtype=object),
+        {"label": ["high", None, "low"]},
+    ):
+        np.testing.assert_array_equal(fit.predict(rows), expected)
 
 
 def test_saved_models_filter_without_data(tmp_path, fit):

@@ -1,5 +1,6 @@
 """Conditional laws: against all n weights, against each other, far away, and bad questions."""
 
+import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -7,6 +8,8 @@ import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import oracle_joint
 import oracle_law as oracle
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
-from cme_dask import JointDistribution, kernels, load
+from cme_dask import JointDistribution, kernels, load, operators
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels.transforms import Scores, Standard, Transform
 from cme_dask.numerics.blending import share_near
@@ -379,6 +382,137 @@ def test_answers_do_not_depend_on_the_number_of_points():
     assert none.quantile([0.1, 0.2]).shape == (0, 2, 2)
     assert none.cdf(0.0, "y0").shape == (0,)
     assert none.sample(3).shape == (0, 3, 2)
+
+
+def small(**options):
+    """A model of 300 rows and two columns y0 and y1, with the declared function ``square``."""
+    x, y, _ = draw(300)
+    return fitted(x, y, support_size=50, **options).model_, y
+
+
+def test_thresholds_of_several_columns_go_by_name():
+    model, y = small()
+    law = model.conditional(AT[:2])
+    points = pd.DataFrame(y[:2] + np.array([0.0, 0.5]), columns=["y0", "y1"])
+    expected = law.cdf(points.to_numpy())
+    turned = points[["y1", "y0"]].assign(station="a")
+    array = xr.DataArray(
+        turned[["y1", "y0"]].to_numpy(float), dims=("k", "c"), coords={"c": ["y1", "y0"]}
+    )
+    for table in (points, turned, array, turned.to_dict("list")):
+        assert_array_equal(law.cdf(table), expected)
+        assert_array_equal(law.cdf(table, paired=True), np.diagonal(expected))
+    assert_array_equal(law.cdf(turned.iloc[0]), expected[:, 0])
+    lazily = model.conditional(da.from_array(AT[:2]))
+    for table in (turned, da.from_array(points.to_numpy()), dd.from_pandas(turned, npartitions=1)):
+        assert_array_equal(lazily.cdf(table, paired=True), np.diagonal(expected))
+    with pytest.raises(DataError, match="t lacks the column 'y1', and has others: 'z'"):
+        law.cdf(points.rename(columns={"y1": "z"}))
+    with pytest.raises(DataError, match="thresholds must not be NaN, 1 are"):
+        law.cdf(np.ma.array(points.to_numpy(), mask=[[True, False], [False, False]]))
+
+
+def test_a_bandwidth_also_applies_far_from_the_data():
+    x, y, _ = draw(300)
+    kernel = kernels.Gaussian(0.5)
+    given = {"kernel_x": kernel, "kernel_y": kernel, "reg": 1e-3, "support_size": 50}
+    model = JointDistribution(**given, location="x0").fit(x, y[:, :1]).model_
+    law = model.conditional([[0.0], [50.0]])
+    assert law.effective_support()[1] == 0.0
+    t = np.linspace(-40.0, 40.0, 4001)
+    for bandwidth in (0.1, 5.0):
+        density = law.pdf(t[:, None], bandwidth=bandwidth)
+        mean = density @ t * 0.02
+        variance = density @ t**2 * 0.02 - mean**2
+        within = [model.residual.model.y.cells, model.y.cells]  # of which the cells are points
+        least = law.var() - [cells.covariances.max() for cells in within]
+        assert (variance >= least + bandwidth**2 - 1e-6).all()
+        assert (variance <= law.var() + bandwidth**2 + 0.1).all()
+
+
+def test_dicts_that_only_count_their_columns_go_by_position():
+    model, y = small()
+    law = model.conditional({"0": AT[:2, 0]})
+    assert_array_equal(law.mean(), model.conditional(AT[:2]).mean())
+    assert_array_equal(law.pdf({0: y[:3, 0], 1: y[:3, 1]}), law.pdf(y[:3]))
+
+
+def test_answers_of_xarray_have_their_own_dimensions():
+    model, y = small()
+    for dimension, ask in (
+        ("point", lambda law: law.pdf(y[:3])),
+        ("variable", lambda law: law.mean()),
+        ("quantile", lambda law: law.quantile([0.1, 0.9])),
+        ("event", lambda law: law.probability(["y0 > 0"])),
+        ("draw", lambda law: law.sample(2)),
+        ("threshold", lambda law: law.cdf([0.1, 0.2], "y0")),
+    ):
+        points = xr.DataArray(AT[:2], dims=(dimension, "column"), coords={"column": ["x0"]})
+        with pytest.raises(DataError, match=f"the dimension '{dimension}' of the points is"):
+            ask(model.conditional(points))
+        renamed = model.conditional(points.rename({dimension: "row"}))
+        assert ask(renamed).dims[:2] == ("row", dimension)
+    table = xr.Dataset(
+        {"grid": ("lat", np.arange(4.0)), "x0": ("time", AT[:2, 0])},
+        coords={"lat": np.arange(4), "time": [5, 7]},
+    )
+    answer = model.conditional(table).mean()
+    assert answer.dims == ("time", "variable")
+    assert answer.time.values.tolist() == [5, 7]
+
+
+def test_densities_have_their_names():
+    model, y = small()
+    law = model.conditional(pd.DataFrame({"x0": AT[:2, 0]}))
+    for name in ("pdf", "log_pdf", "density_ratio"):
+        assert getattr(law, name)(y[:2], paired=True).name == name
+    array = xr.DataArray(AT[:2], dims=("row", "column"), coords={"column": ["x0"]})
+    assert model.conditional(array).pdf(y[:3]).name == "pdf"
+
+
+def cube(y):
+    return y[:, 0] ** 3
+
+
+def test_functions_of_a_question_take_the_place_of_those_of_the_fit():
+    model, y = small()
+    expected = model.conditional(AT).expect(cube)
+    own = model.conditional(AT, functions={"square": cube})
+    assert_array_equal(own.expect("square"), expected)
+    assert_array_equal(own.expect(["square"])[:, 0], expected)
+    again = pickle.loads(pickle.dumps(own))  # noqa: S301
+    assert_array_equal(again.expect("square"), expected)
+    lazily = model.conditional(da.from_array(AT), functions={"square": cube})
+    assert_allclose(lazily.expect("square"), expected, atol=1e-12)
+    prior = operators.change_prior(model, draw(50)[0])
+    assert prior.marginal(functions={"square": cube}).expect("square") != pytest.approx(
+        prior.marginal().expect("square")
+    )
+    for texts in (["y0 > 0.1"], {"y0 > 0.1": "y0 > 0.1"}):
+        law = model.conditional(AT, functions=texts)
+        assert_array_equal(law.probability("y0 > 0.1"), model.conditional(AT).expect("y0 > 0.1"))
+    assert_array_equal(
+        model.conditional(AT, functions={"high": "y0 > 0.1"}).probability("high"),
+        model.conditional(AT).probability("y0 > 0.1"),
+    )
+    for ask in (model.conditional, prior.conditional):
+        for points in (AT[:1], da.from_array(AT[:1])):
+            with pytest.raises(DataError, match="'y1' is a column already"):
+                ask(points, functions={"y1": cube})
+    with pytest.raises(DataError, match="'x0' is a column already"):
+        prior.conditional(Y=y[:1], functions={"x0": cube})
+    with pytest.raises(DataError, match="functions maps names to callables"):
+        model.conditional(AT, functions={"high": 3.0})
+
+
+def test_declared_functions_of_a_fit_are_means_over_all_rows():
+    x, y, _ = draw(300)
+    fit = fitted(x, y, support_size=5)  # of whose cells not all rows are retained
+    expected = fit.model_.conditional(AT).expect("square")
+    assert_array_equal(fit.conditional(AT).expect("square"), expected)
+    again = pickle.loads(pickle.dumps(fit))  # noqa: S301
+    assert_array_equal(again.conditional(AT).expect("square"), expected)
+    assert not np.array_equal(fit.conditional(AT).expect(lambda y: y[:, 0] ** 2), expected)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,24 @@ def test_saved_models_answer_alike(tmp_path):
         load(path)
 
 
+def test_the_accuracy_is_that_of_labels_as_users_have_them():
+    x, y, weights = table(classes=2)
+    model = fitted(x, y == "yes").model_
+    hits = model.predict(x) == (y == "yes")
+    for seen in (y == "yes", (y == "yes")[:, None], (y == "yes").astype(str)):
+        assert model.score(x, seen) == hits.mean()
+    assert model.score(x, y == "yes", weights) == pytest.approx(np.average(hits, weights=weights))
+    numbers = fitted(x, np.where(y == "yes", 7, 3)).model_
+    assert numbers.score(x, np.where(y == "yes", "7", "3")) == hits.mean()
+    assert 0.0 < numbers.score(x, np.where(np.arange(N) < 300, "none", "7")) < 0.5
+    with pytest.raises(DataError, match=r"column 'y' has the unknown 'nonsense' \(600 rows\)"):
+        model.score(x, np.full(N, "nonsense"))
+    with pytest.raises(DataError, match=r"labels must have shape \(n,\), got \(300, 2\)"):
+        model.score(x, (y == "yes").reshape(300, 2))
+    with pytest.raises(DataError, match=r"y must have shape \(600,\), got \(599,\)"):
+        model.score(x, y[1:] == "yes")
+
+
 def test_missed_tolerances_are_told():
     x, y, _ = table()
     with pytest.raises(ConvergenceError, match="gradient_tol is 1e-12"):

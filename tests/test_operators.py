@@ -584,6 +584,24 @@ def test_operators_of_different_spaces_are_refused(moments, prior):
         operators.kernel_bayes(open_sample(X, Y), moments.mean("y"), moments)
 
 
+def test_distances_of_complex_functions_are_those_of_their_coordinates():
+    x = np.random.default_rng(0).normal(size=(200, 1))
+    spaces = [
+        operators.Space.of(PivotedCholesky(kernels.Gaussian(1.0), tol=tol).fit(x))
+        for tol in (1e-3, 1e-2)
+    ]
+    rng = np.random.default_rng(1)
+    real = spaces[0].function(rng.normal(size=(2, spaces[0].rank)))
+    turned = spaces[0].function(real.coef * (0.6 + 0.8j))
+    expected = np.linalg.norm(real.coef[:, None] - turned.coef, axis=2)
+    np.testing.assert_allclose(real.distance(turned), expected, rtol=1e-12)
+    np.testing.assert_allclose(turned.distance(real), expected.T, rtol=1e-12)
+    # A common factor of modulus one is no distance, also where the pivots are others.
+    other = spaces[1].function(rng.normal(size=(3, spaces[1].rank)))
+    both = spaces[1].function(other.coef * (0.6 + 0.8j))
+    np.testing.assert_allclose(turned.distance(both), real.distance(other), rtol=1e-9)
+
+
 def test_columns_are_taken_by_name_and_labels_are_checked():
     x = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
     space = Space.of(PivotedCholesky(K, tol=1e-2).fit(x))

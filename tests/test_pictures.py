@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
 from cme_dask import JointDistribution, kernels
 from cme_dask.cli.plots import _probabilities
+
+
+from cme_dask import JointDistribution, KernelBayesFilter, kernels, operators
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, UnseenCategoryWarning
 from cme_dask.models import plots as drawing
 from cme_dask.models.spectra import spectra
 
@@ -70,6 +74,42 @@ def test_a_fan_over_labels_has_a_bar_each(model):
     lower, upper = law.interval(0.8, "dust")
     bars = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in ax.patches]
     np.testing.assert_allclose(bars, np.stack([lower, upper], axis=1)[[1, 2, 0]])
+
+
+def pooled_labels():
+    rng = np.random.default_rng(0)
+    label = rng.choice(LABELS, 300)
+    y = np.array([LABELS.index(each) for each in label]) + rng.normal(size=300)
+    kernel = kernels.TransformedKernel(
+        kernels.Categorical(1.0), kernels.Transform((kernels.PoolRare((0.0, 1.0)),))
+    )
+    given = {"kernel_x": kernel, "kernel_y": kernels.Gaussian(1.0), "reg": 1e-3}
+    return JointDistribution(**given).fit(pd.DataFrame({"kind": label}), y).model_
+
+
+def test_unseen_labels_are_named_so():
+    with pytest.warns(UnseenCategoryWarning):
+        law = pooled_labels().conditional(pd.DataFrame({"kind": ["a", "new", "c"]}))
+    ticks = [text.get_text() for text in law.plot_fan().get_xticklabels()]
+    assert ticks[0] == "(unseen)"
+    assert set(ticks[1:]) == {"a", "c"}
+
+
+def test_laws_that_are_given_no_columns_are_drawn_along_rows():
+    x = np.linspace(-1.0, 1.0, 200)[:, None]
+    given = {"reg": 1e-3, "random_state": 0}
+    gaussian = kernels.Gaussian(0.5)
+    fit = KernelBayesFilter(gaussian, gaussian, tol=1e-2, support_size=50, **given).fit(x, x)
+    joint = JointDistribution(kernel_x=gaussian, kernel_y=gaussian, reg=1e-3).fit(x, x**2)
+    prior = operators.change_prior(joint, x[150:])
+    for law in (fit.filter(x[:5]), prior.marginal(), prior.marginal("x")):
+        for ax in (law.plot_fan(), law.plot_density(), law.plot_cdf()):
+            assert "given" not in ax.get_title(loc="left")
+        assert law.plot_fan().get_xlabel() == "row"
+        assert law.plot_cdf().get_legend().get_title().get_text() == "row"
+        with pytest.raises(DataError, match="along their rows, got along='x0': leave it out"):
+            law.plot_fan(along="x0")
+    assert "given x0" in prior.conditional(x[:1]).plot_cdf().get_title(loc="left")
 
 
 def test_where_several_columns_vary_rows_are_numbered_or_one_is_named(model):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from click.testing import CliRunner
@@ -80,6 +81,26 @@ def test_forecasts_of_observables(fit):
     terms = (model.eigenfunctions(at) * model.eigenvalues ** (h - 1)) @ modes
     by_modes = model.means + terms
     np.testing.assert_allclose(by_modes, model.forecast(at, h, model.names), atol=1e-5)
+
+
+def test_columns_of_labels_have_no_forecast():
+    x = ornstein_uhlenbeck(300)
+    label = np.where(x[:, 0] > 0.0, "up", "down")
+    frame = pd.DataFrame({"label": label, "level": x[:, 0]})
+    kernel = kernels.Categorical(1.0).on(0) * kernels.Gaussian(0.7).on(1)
+    fit = TransferOperator(kernel, reg=1e-3, tol=1e-2)
+    model = fit.fit(frame, functions={"up": "label == 'up'"}).model_
+    rows = frame[:4]
+    level = model.forecast(rows, f="level")
+    np.testing.assert_array_equal(fit.predict(rows), level[:, None])
+    np.testing.assert_array_equal(model.forecast(rows, [1, 2])[0], level[:, None])
+    assert np.ptp(model.forecast(rows, f="up")) > 0.0
+    for names in ("label", ["level", "label"]):
+        with pytest.raises(DataError, match="'label' holds labels, which have no mean: declare"):
+            model.forecast(rows, f=names)
+    only = TransferOperator(kernels.Categorical(1.0), reg=1e-3).fit(frame[["label"]])
+    with pytest.raises(DataError, match="'label' holds labels, which have no mean: declare"):
+        only.predict(rows)
 
 
 def test_complex_eigenvalues_of_a_rotation():

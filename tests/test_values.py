@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from cme_dask import JointDistribution, load, merge
+from cme_dask import JointDistribution, kernels, load, merge
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
 from cme_dask.estimators import residual as residual_module
@@ -307,6 +307,25 @@ def test_what_is_said_is_kept():
     more = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2)
     added = more.partial_fit(x + 0.1, y, like=plain.model_, first_row=300).model_
     assert "support" not in merge([plain.model_, added]).about  # known of some rows alone
+
+
+@pytest.mark.parametrize(
+    ("sign", "one", "two"), [(1.0, (0.0, None), (0.0, 99.0)), (-1.0, (None, 0.0), (-99.0, 0.0))]
+)
+def test_densities_obey_a_bound_on_one_side(sign, one, two):
+    x, y = draw("rain")
+    gaussian = kernels.Gaussian(1.0)
+    given = {"kernel_x": gaussian, "kernel_y": gaussian, "reg": 1e-3, "location": "x0"}
+    laws = [
+        JointDistribution(**given, support=support).fit(x, sign * y).conditional([[-1.8], [0.5]])
+        for support in (one, two)
+    ]
+    t = sign * np.linspace(-3.0, 4.0, 701)
+    densities = [law.pdf(t[:, None]) for law in laws]
+    assert_allclose(*densities, rtol=1e-12)
+    # Nearly all mass is at the end of the range, as the distribution function says.
+    assert densities[0][0, t * sign < -0.5].sum() * 0.01 < 1e-3
+    assert_allclose(*(law.density_ratio(t[:, None]) for law in laws), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -568,7 +568,10 @@ class JointDistribution(JointFit):
         ``LazyLaw``, whose answers are lazy Dask arrays.
         """
         model, declared = self.model_, self._functions[1 if Y is None else 0]
-        law: ConditionalLaw | LazyLaw = model.conditional(X, Y=Y, functions=declared)
+        # Laws on cells know the means of declared functions over all rows, which are exact.
+        known = model.law(reverse=X is None).declared
+        functions = {name: f for name, f in declared.items() if known(name) is None}
+        law: ConditionalLaw | LazyLaw = model.conditional(X, Y=Y, functions=functions)
         return law
 
     def weights(self, X: Any) -> FloatArray:

@@ -238,7 +238,7 @@ class TransferOperator(Estimator):
         return self._plan(X, (group, time), weights, {"functions": functions}, options)
 
     def predict(self, X: Any) -> FloatArray:
-        """The forecast of the columns one lag ahead, E[x_{t + lag} | x_t].
+        """The forecast of the columns of numbers one lag ahead, E[x_{t + lag} | x_t].
 
         Parameters
         ----------
@@ -247,7 +247,7 @@ class TransferOperator(Estimator):
 
         Returns
         -------
-        array of shape (n, d)
+        array of shape (n, number of columns of numbers)
         """
         return self.model_.forecast(X)
 

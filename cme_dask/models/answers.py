@@ -13,7 +13,7 @@ from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.base import Model
 from cme_dask.models.events import Event, looks_like_event, numeric_columns
-from cme_dask.models.points import FloatArray, is_out_of_core, label_codes
+from cme_dask.models.points import FloatArray, is_out_of_core, label_codes, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.numerics.crossval import interval_factor
@@ -166,7 +166,7 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     Raises
     ------
     DataError
-        If the shapes differ.
+        If the shapes differ, or values are NaN or infinite.
 
     Notes
     -----
@@ -178,12 +178,41 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     if observed.shape != result.shape:
         raise DataError(f"y must have shape {result.shape}, got {observed.shape}")
     w = np.ones(len(observed)) if weights is None else np.asarray(weights, dtype=np.float64)
+    for name, values in (("y", observed), ("the predicted means", result), ("the weights", w)):
+        if not np.isfinite(values).all():
+            raise DataError(f"R^2 needs finite numbers, but {name} hold NaN or infinity")
     centre = np.average(observed, axis=0, weights=w)
     error, total = w @ (observed - result) ** 2, w @ (observed - centre) ** 2
     constant = np.where(error == 0.0, 1.0, 0.0)
     return float(
         np.where(total > 0.0, 1.0 - error / np.where(total > 0, total, 1), constant).mean()
     )
+
+
+def accuracy(y: Any, probabilities: Array, columns: Columns, weights: Any = None) -> float:
+    """Share of the rows whose label is the most probable one.
+
+    Parameters
+    ----------
+    y
+        The labels that were observed, shape (n,) or (n, 1).
+    probabilities
+        Of the labels, shape (n, K).
+    columns
+        The column of the labels.
+    weights
+        Of the rows, shape (n,).
+
+    Raises
+    ------
+    DataError
+        If the shapes differ, or no label of y is known.
+    """
+    likeliest = np.asarray(probabilities).argmax(axis=1)
+    observed = label_codes(y, columns, some=True)
+    if observed.shape != likeliest.shape:
+        raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
+    return float(np.average(observed == likeliest, weights=weights))
 
 
 class PairModel(Model):
@@ -281,22 +310,20 @@ class PairModel(Model):
         X
             Points, shape (n, d_X), or a table with the columns by name.
         Y
-            What was observed there, shape (n,) or (n, d_Y).
+            What was observed there, shape (n,) or (n, d_Y), or a table with the columns by name.
         sample_weight
             Weights of the rows, shape (n,).
 
         Raises
         ------
         DataError
-            As :meth:`predict`, if the shapes differ, or if no label of Y is known.
+            As :meth:`predict`, on wrong columns or NaN in Y, if the shapes differ, or if no label
+            of Y is known.
         """
         if not self._one_label(self.columns_y):
-            return r_squared(Y, self.predict(X), sample_weight)
-        likeliest = np.asarray(self.predict_proba(X)).argmax(axis=1)
-        observed = label_codes(Y, self.columns_y, some=True)
-        if observed.shape != likeliest.shape:
-            raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
-        return float(np.average(observed == likeliest, weights=sample_weight))
+            means = self.predict(X)
+            return r_squared(query_points(Y, self.y, "y", observed=True), means, sample_weight)
+        return accuracy(Y, self.predict_proba(X), self.columns_y, sample_weight)
 
     @abstractmethod
     def _means(self, X: Any) -> Array: ...

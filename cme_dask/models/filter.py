@@ -7,7 +7,7 @@ the predicted law and the likelihood at the cells, and the one that embeds the p
 system is solved and no matrix is updated.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -15,10 +15,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from cme_dask.codec import Shape, Within
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, check_points
 from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
+from cme_dask.models.events import FunctionsLike
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.operators import Operator, Reweighting
 from cme_dask.models.points import FloatArray, Labels, query_points
@@ -27,7 +28,6 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.labels import missing_labels
 from cme_dask.numerics.measure import CellLaw
-from cme_dask.numerics.moments import Function
 
 Array = Any
 Step = tuple[Array, Array]  # positions of sequences among those of a block, and of their rows
@@ -66,7 +66,7 @@ class StateLaw(ConditionalLaw):
     labels
         Of the answers.
     functions
-        Functions of the state by name, for later queries by name.
+        Functions of the state by name, or a list of events, for later queries by name.
     last
         Embeddings of the state at the last row of each sequence.
 
@@ -77,13 +77,14 @@ class StateLaw(ConditionalLaw):
     """
 
     model: Any
+    _given_columns = None  # points are embeddings and observations
 
     def __init__(
         self,
         model: Any,
         points: Array,
         labels: Labels,
-        functions: Mapping[str, Function],
+        functions: FunctionsLike | None = None,
         last: MeanEmbeddings | None = None,
     ) -> None:
         super().__init__(model, False, points, labels, functions)
@@ -177,7 +178,7 @@ class FilterModel(Model):
         *,
         group: Any = None,
         previous: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
     ) -> StateLaw:
         """The law of the state at each row, given the observations up to it.
 
@@ -187,7 +188,7 @@ class FilterModel(Model):
         ----------
         Y
             Observations in the order of time, shape (n, d_Y), or a table with the columns by name.
-            A row of NaN is a missing one: there the state is predicted.
+            A row of NaN, nulls or masked values is a missing one: there the state is predicted.
         group
             The sequence of each row, shape (n,); default one sequence.
         previous
@@ -195,7 +196,7 @@ class FilterModel(Model):
             in which these begin: states, shape (number, d), or embeddings, as ``last`` of the laws
             of earlier rows. Default: the law of the rows of the fit.
         functions
-            Functions of the state by name, for later queries by name.
+            Functions of the state by name, or a list of events, for later queries by name.
 
         Raises
         ------
@@ -203,11 +204,13 @@ class FilterModel(Model):
             On wrong columns, rows of which a part is NaN, other numbers of rows or sequences, or
             embeddings in another space.
         """
-        rows, sequences = self._rows(Y), _Sequences.of(group, len(Y))
+        rows = self._rows(Y)
+        sequences = _Sequences.of(group, len(rows))
         before = self._start(previous, sequences.count)
         points, last = self._advance(rows, sequences, before, self._ahead)
         embeddings = MeanEmbeddings(last, self.space)
-        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, embeddings)
+        labels = Labels.of(Y, len(rows), self.observed_columns)
+        return StateLaw(self, points, labels, functions, embeddings)
 
     def smooth(
         self,
@@ -215,7 +218,7 @@ class FilterModel(Model):
         *,
         group: Any = None,
         previous: Any = None,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
     ) -> StateLaw:
         """The law of the state at each row, given all observations of its sequence.
 
@@ -225,12 +228,12 @@ class FilterModel(Model):
             As in :meth:`filter`, whose errors these are.
         """
         law = self.filter(Y, group=group, previous=previous, functions=functions)
-        rank, sequences = self.basis.rank, _Sequences.of(group, len(Y))
+        rank, sequences = self.basis.rank, _Sequences.of(group, len(law))
         behind = self._start(None, sequences.count)
         rows = law.points[:, rank:]
         after, _ = self._advance(rows, sequences.reversed, behind, self._behind)
         points = np.hstack([law.points[:, :rank], after])
-        return StateLaw(self, points, Labels.of(Y, len(Y)), functions or {}, law.last)
+        return StateLaw(self, points, law._labels, functions, law.last)
 
     def score(self, Y: Any, group: Any = None) -> float:
         """Mean log likelihood of the observations given those before, see :class:`StateLaw`.
@@ -346,29 +349,11 @@ class FilterModel(Model):
 
     def _rows(self, Y: Any) -> Array:
         """Observations (n, d_Y), those that are missing as rows of NaN."""
-        if hasattr(Y, "isna"):  # pandas
-            names = list(self.observed_columns.names)
-            if Y.ndim == 2 and set(names) <= {*Y.columns}:
-                Y = Y[names]  # an identifier beside them is no observation
-            missing = np.asarray(Y.isna()).reshape(len(Y), -1).all(axis=1)
-            known = np.flatnonzero(~missing)
-            if not len(known):
-                return np.full((len(Y), len(names)), np.nan)
-            # In their place stands any row that is there, whose categories are those of the column.
-            whole = Y.iloc[np.where(missing, known[0], np.arange(len(Y)))]
-        else:
-            try:
-                whole = np.array(Y, dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"Y must be numeric: {error}") from error
-            if whole.ndim == 1:
-                whole = whole[:, None]
-            missing = np.isnan(whole).all(axis=1) if whole.ndim == 2 else np.zeros(0, dtype=bool)
-            if missing.any():
-                whole[missing] = 0.0
         variable = Space(self.observed_columns, self.observed)
-        rows = np.array(query_points(whole, variable, "Y"))
-        rows[missing] = np.nan
+        rows = query_points(Y, variable, "Y", missing=True)
+        missing = np.isnan(rows).all(axis=1, keepdims=True)
+        # Rows of which a part is missing are refused, with their numbers in Y.
+        check_points(np.where(missing, 0.0, rows), self.observed_columns)
         return rows
 
     def _start(self, previous: Any, count: int) -> Array:

@@ -1,6 +1,6 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast, overload
@@ -15,6 +15,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
 from cme_dask.models.answers import ConditionalExpectation, PairModel
 from cme_dask.models.conformal import conformalized
+from cme_dask.models.events import FunctionsLike
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.location import LocationModel
 from cme_dask.models.points import (
@@ -385,7 +386,7 @@ class JointModel(PairModel):
 
     @overload
     def conditional(
-        self, X: OutOfCore, *, Y: None = None, functions: Mapping[str, Function] | None = None
+        self, X: OutOfCore, *, Y: None = None, functions: FunctionsLike | None = None
     ) -> Any: ...
 
     @overload
@@ -394,16 +395,16 @@ class JointModel(PairModel):
         X: None = None,
         *,
         Y: OutOfCore,
-        functions: Mapping[str, Function] | None = None,
+        functions: FunctionsLike | None = None,
     ) -> Any: ...
 
     @overload
     def conditional(
-        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+        self, X: Any = None, *, Y: Any = None, functions: FunctionsLike | None = None
     ) -> ConditionalLaw: ...
 
     def conditional(
-        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+        self, X: Any = None, *, Y: Any = None, functions: FunctionsLike | None = None
     ) -> ConditionalLaw:
         """The law of Y given X = x, or of X given Y = y, at points.
 
@@ -415,12 +416,13 @@ class JointModel(PairModel):
         Y
             Points, shape (n, d_Y): the other direction.
         functions
-            Functions of the answered variable by name, for later queries by name.
+            Functions of the answered variable by name, or a list of events, for later queries by
+            name. They take the place of functions of the fit that have their names.
 
         Raises
         ------
         DataError
-            On wrong columns, NaN, or a model without cells.
+            On wrong columns, NaN, a model without cells, or a function with the name of a column.
         """
         if (X is None) == (Y is None):
             raise DataError("conditional takes points of one variable: X=... or Y=...")
@@ -430,8 +432,8 @@ class JointModel(PairModel):
         reverse = X is None
         values, variable, name = (Y, self.y, "Y") if reverse else (X, self.x, "X")
         points = query_points(values, variable, name)
-        labels = Labels.of(values, len(points))
-        return ConditionalLaw(self, reverse, points, labels, functions or {})
+        labels = Labels.of(values, len(points), variable.columns)
+        return ConditionalLaw(self, reverse, points, labels, functions)
 
     def moment_sums(self) -> MomentSums:
         """The moments by fold, with named blocks; of a mean of several models, of the best one."""

@@ -1,6 +1,6 @@
 """The law of one variable given the other, at points, with all its queries."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +10,7 @@ from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import blas_threads, one_blas_thread, parallel_map
 from cme_dask.models.conformal import conformal_ends
-from cme_dask.models.events import Event, importable
+from cme_dask.models.events import Event, FunctionsLike, declared, importable
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
 from cme_dask.models.points import (
     Axis,
@@ -70,7 +70,8 @@ class ConditionalLaw:
     labels
         Of the answers.
     functions
-        Functions of the answered variable by name, for later queries by name.
+        Functions of the answered variable by name, or a list of events, for later queries by name.
+        They take the place of functions of the fit that have their names.
     """
 
     plot_fan, plot_density, plot_cdf = plot_fan, plot_density, plot_cdf
@@ -81,10 +82,11 @@ class ConditionalLaw:
         reverse: bool,
         points: Array,
         labels: Labels,
-        functions: Mapping[str, Function],
+        functions: FunctionsLike | None = None,
     ) -> None:
-        self.model, self.reverse, self.points, self.functions = model, reverse, points, functions
+        self.model, self.reverse, self.points = model, reverse, points
         self.given, self.answered = (model.y, model.x) if reverse else (model.x, model.y)
+        self.functions = declared(functions, self.answered.columns) if functions else {}
         self._labels, self._law = labels, model.law(reverse)
         self._laws: dict[tuple[int, int], Any] = {}  # at blocks of points
 
@@ -96,6 +98,11 @@ class ConditionalLaw:
     def columns(self) -> Columns:
         """Columns of the variable that is answered."""
         return self.answered.columns
+
+    @property
+    def _given_columns(self) -> Columns | None:
+        """Columns of the points, along which laws are drawn; None where points hold no columns."""
+        return self.given.columns
 
     def __len__(self) -> int:
         """Number of points n."""
@@ -242,7 +249,7 @@ class ConditionalLaw:
         t
             Thresholds of one column: a number or shape (k,). Of several columns without
             ``column``, points of the numeric ones for P(Y_1 <= t_1, ..., Y_d <= t_d | x): shape
-            (d,) or (k, d).
+            (d,) or (k, d), or a table with these columns by name.
         column
             One of several columns.
         paired
@@ -255,11 +262,11 @@ class ConditionalLaw:
         Raises
         ------
         DataError
-            On shapes that don't fit, NaN, or columns of labels.
+            On shapes that don't fit, unknown columns, NaN, or columns of labels.
         """
-        law, pick = self._law, list(self._positions(column).values())
-        several = len(pick) > 1
-        t, single = check_thresholds(t, len(pick), several, self.n if paired else None)
+        law, positions = self._law, self._positions(column)
+        pick, several = list(positions.values()), len(positions) > 1
+        t, single = check_thresholds(t, Columns(tuple(positions)), self.n if paired else None)
         if several and paired:
             result = self._fill(law.orthant, t, columns=pick)
         elif several:
@@ -422,8 +429,8 @@ class ConditionalLaw:
             As for :meth:`density_ratio`.
         bandwidth
             Standard deviation of normal noise to smooth by instead, one or one per column, in
-            their units (of a law with a location, in those of the coordinates in which residuals
-            are taken).
+            their units. Of a law with a location in normal scores it is in those of the scores, and
+            does not apply far from the data, where the law is not one of moved residuals.
 
         Returns
         -------
@@ -434,8 +441,8 @@ class ConditionalLaw:
         DataError
             On wrong columns, NaN, bandwidths that are not positive, or a variable with labels.
         """
-        logarithm = self.log_pdf(y, paired=paired, bandwidth=bandwidth)
-        return cast(FloatArray, np.exp(logarithm))
+        points = self._points(y, paired)
+        return self._at_points(np.exp(self._log_pdf(points, paired, bandwidth)), "pdf", paired)
 
     def log_pdf(self, y: Any, *, paired: bool = False, bandwidth: Any = None) -> FloatArray:
         """Logarithm of the density; minus infinity where that is below any number.
@@ -628,7 +635,8 @@ class ConditionalLaw:
         if isinstance(f, str) and not truth and f in self.columns.names:
             j = self._positions(f)[f]
             return self._fill(lambda at: self._law.mean(at)[:, j])
-        query = self._law.declared(f) if isinstance(f, str) else None
+        known = isinstance(f, str) and f not in self.functions
+        query = self._law.declared(f) if known else None
         if query is not None and truth:
             values = self._cells.functions[:, self._cells.names.index(f)]
             if values.min() < -_TRUTH_ERROR or values.max() > 1.0 + _TRUTH_ERROR:
@@ -665,9 +673,11 @@ class ConditionalLaw:
 
     def _log_pdf(self, points: Array, paired: bool, bandwidth: Any = None) -> Array:
         near = self.model if self.reverse else self.model.answering
-        query = self._law.log_density(
-            self._smoothing(near, bandwidth), self._smoothing(self.model, None)
-        )
+        # In normal scores a bandwidth has no size in y, in which laws far from the data are.
+        moved = None if near is self.model else self.model.residual
+        in_units = moved is None or moved.transform is None
+        far = self._smoothing(self.model, bandwidth if in_units else None)
+        query = self._law.log_density(self._smoothing(near, bandwidth), far)
         if paired:
             return self._fill(query, points, paired=True)
         return self._fill(query, y=points, paired=False)

@@ -10,7 +10,7 @@ from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
-from cme_dask.models.answers import most_probable
+from cme_dask.models.answers import accuracy, most_probable
 from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
@@ -109,13 +109,17 @@ class LogisticModel(Model):
         X
             As in :meth:`predict_proba`.
         Y
-            The labels that were observed there, shape (n,).
+            The labels that were observed there, shape (n,), also as texts.
         sample_weight
             Weights of the rows, shape (n,).
+
+        Raises
+        ------
+        DataError
+            As :meth:`predict`, if the shapes differ, or if no label of Y is known.
         """
-        result = self.predict(X)
-        hits = result == np.asarray(Y).reshape(len(result))
-        return float(np.average(hits, weights=sample_weight))
+        labels = Columns(("y",), categories={"y": tuple(map(str, self.labels))})
+        return accuracy(Y, self.predict_proba(X), labels, sample_weight)
 
     def _validate(self) -> None:
         """DataError unless there is a label for each column of C, and more than one."""

@@ -122,6 +122,7 @@ Array = Any
 LEVELS = (0.5, 0.8, 0.95)
 """Probabilities of the bands of a fan."""
 
+_UNSEEN = "(unseen)"  # in place of a label that the fit has not seen
 _BINS = 48  # of the y of a heat map
 _STEPS = 400  # of a distribution function
 _OUTER = 0.005  # mass left out on each side of an axis of y
@@ -142,18 +143,27 @@ class _Axis:
         """Along a column of the given variable, by default the only one that varies, else rows."""
         if not len(law):
             raise DataError("there are no points to draw: give at least one")
-        points, given = law.points, law.given.columns
+        points, given = law.points, law._given_columns
+        rows = np.arange(len(law))
+        if given is None:
+            if along is not None:
+                raise DataError(
+                    "laws of states and marginal laws are drawn along their rows, got "
+                    f"along={along!r}: leave it out"
+                )
+            return cls(rows, rows, "row")
         if along is None:
             varying = np.flatnonzero((points != points[0]).any(axis=0))
             if len(varying) != 1:
-                return cls(np.arange(len(law)), np.arange(len(law)), "row")
+                return cls(rows, rows, "row")
             along = given.names[int(varying[0])]
         values = points[:, given.positions([along])[0]]
         order = np.argsort(values, kind="stable")
         if along not in given.categories:
             return cls(order, values[order], _with_unit(along, given))
-        labels = [given.categories[along][int(code)] for code in values[order]]
-        return cls(order, np.arange(len(law)), along, labels)
+        known = dict(enumerate(given.categories[along]))
+        labels = [known.get(int(code), _UNSEEN) for code in values[order]]
+        return cls(order, rows, along, labels)
 
     def label_x(self, ax: Any) -> None:
         """Name the axis and, of labels, its places."""
@@ -183,7 +193,7 @@ def plot_fan(
         Probabilities of the bands, in (0, 1).
     along
         Column of the given variable for the horizontal axis; default the only one that varies, else
-        the number of the row.
+        the number of the row. Laws of states and marginal laws are drawn along rows alone.
     ax
         Axes to draw into; default those of a new figure.
 
@@ -275,7 +285,7 @@ def plot_density(
         Column to draw; default the only column of numbers.
     along
         Column of the given variable for the horizontal axis; default the only one that varies, else
-        the number of the row.
+        the number of the row. Laws of states and marginal laws are drawn along rows alone.
     bins
         Number of bins of the column, between its lowest and highest quantiles 0.005 and 0.995.
     ax
@@ -414,8 +424,8 @@ def _with_unit(name: str, columns: Columns) -> str:
 
 def _given(law: "ConditionalLaw") -> str:
     """What is given, of a few columns."""
-    names = law.given.columns.names
-    return f" given {', '.join(names)}" if len(names) <= FEW else ""
+    names = () if law._given_columns is None else law._given_columns.names
+    return f" given {', '.join(names)}" if 0 < len(names) <= FEW else ""
 
 
 def legend_text(text: str) -> str:

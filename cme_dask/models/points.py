@@ -94,15 +94,18 @@ class Labels:
     rows: tuple[str, Any] | None = None
 
     @classmethod
-    def of(cls, values: Any, rows: int) -> "Labels":
-        """Those of so many points as users give them; none for arrays and lists."""
+    def of(cls, values: Any, rows: int, columns: Columns) -> "Labels":
+        """Those of so many points of these columns as users give them; none of arrays and lists."""
         one_row = getattr(values, "ndim", 2) == 1 and len(values) != rows
         # What is not imported can't have made them.
         pandas, xarray = sys.modules.get("pandas"), sys.modules.get("xarray")
         if pandas is not None and isinstance(values, (pandas.DataFrame, pandas.Series)):
             return cls(index=[values.name] if one_row else values.index)
         if xarray is not None and isinstance(values, (xarray.DataArray, xarray.Dataset)):
-            name = next(iter(values.dims), None)
+            # A Dataset may hold variables of other dimensions beside the columns.
+            is_table = isinstance(values, xarray.Dataset)
+            own = values.get(columns.names[0], values) if is_table else values
+            name = next(iter(own.dims), None)
             if name is not None and not one_row:
                 return cls(rows=(str(name), values.coords.get(name)))
         return cls()
@@ -194,6 +197,11 @@ class Labels:
 
         assert self.rows is not None
         row, along = self.rows
+        if row in dict(axes):
+            raise DataError(
+                f"the dimension {row!r} of the points is an axis of this answer, too: rename that "
+                f"of the points, such as points.rename({{{row!r}: 'row'}})"
+            )
         coords = {axis: list(labels) for axis, labels in axes}
         if along is not None:
             coords[row] = along.values
@@ -351,8 +359,11 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
     if is_arrow(values) and (has_columns(values) or len(names) == 1):
         values = _arrow_columns(values, columns, name)
     if isinstance(values, Mapping):
-        Columns(tuple(map(str, values))).positions_of(columns, name)
-        parts = [np.atleast_1d(_cells(values[key], key in columns.categories)) for key in names]
+        positions, held = Columns(tuple(map(str, values))).positions_of(columns, name), [*values]
+        parts = [
+            np.atleast_1d(_cells(values[held[place]], key in columns.categories))
+            for key, place in zip(names, positions, strict=True)
+        ]
         if any(part.shape != parts[0].shape or part.ndim > 1 for part in parts):
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")
@@ -506,35 +517,47 @@ def check_levels(q: Any) -> tuple[Array, bool]:
     return np.atleast_1d(levels), levels.ndim == 0
 
 
-def check_thresholds(t: Any, d: int, several: bool, paired: int | None) -> tuple[Array, bool]:
+def threshold_values(t: Any, columns: Columns) -> Array:
+    """Thresholds as float64, of several columns by name where they come in a table."""
+    t = unmasked(t)
+    try:
+        parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None
+        if parts is None:
+            return np.asarray(t, dtype=np.float64)
+        numbers = [_numbers(part, k, "t") for k, part in zip(columns.names, parts, strict=True)]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"thresholds must be numbers: {error}") from error
+    rows = np.stack(numbers, axis=1)
+    return rows[0] if getattr(t, "ndim", 2) == 1 else rows
+
+
+def check_thresholds(t: Any, columns: Columns, paired: int | None) -> tuple[Array, bool]:
     """Thresholds, shape (k, d), and whether there was a single one.
 
     Parameters
     ----------
     t
-        A number or shape (k,) for one column; of ``several`` shape (d,) or (k, d).
-    d
-        Number of columns.
-    several
-        Whether each threshold is a row of numbers.
+        A number or shape (k,) for one column; of several shape (d,) or (k, d), or a table with the
+        columns by name.
+    columns
+        The columns.
     paired
         Number of points with one threshold each; None if each goes with all points.
     """
-    try:
-        values = np.asarray(t, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"thresholds must be numbers: {error}") from error
+    values, d = threshold_values(t, columns), len(columns.names)
     # Shape of one threshold, and of as many as are expected.
-    one = (d,) if several else ()
+    one = (d,) if d > 1 else ()
     single = values.ndim == len(one)
     count = values.shape[0] if values.ndim == len(one) + 1 else 1
     fits = (
         values.shape in (one, (count, *one)) if paired is None else values.shape == (paired, *one)
     )
     if not fits:
-        expected = f"({d},) or (k, {d})" if several else "() or (k,)"
+        expected = f"({d},) or (k, {d})" if d > 1 else "() or (k,)"
         if paired is not None:
-            expected = f"({paired}, {d})" if several else f"({paired},)"
+            expected = f"({paired}, {d})" if d > 1 else f"({paired},)"
         raise DataError(f"thresholds must have shape {expected}, got {values.shape}")
     if np.isnan(values).any():
         raise DataError(f"thresholds must not be NaN, {int(np.isnan(values).sum())} are")

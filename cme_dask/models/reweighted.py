@@ -1,6 +1,5 @@
 """``ReweightedModel``: a joint distribution with another law of x, by non-negative weights."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -11,6 +10,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
+from cme_dask.models.events import FunctionsLike
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.points import Labels, query_points
@@ -18,7 +18,6 @@ from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law
 
 Array = Any
-Function = Callable[[Array], Array]
 
 _SUM_ERROR = 1e-9  # of probabilities that should add up to one
 
@@ -110,7 +109,7 @@ class ReweightedModel(Model, _JointLaw):
         return self.model.columns_y
 
     def marginal(
-        self, variable: str = "y", *, functions: Mapping[str, Function] | None = None
+        self, variable: str = "y", *, functions: FunctionsLike | None = None
     ) -> ConditionalLaw:
         """The law of y under the prior (the prior predictive law), or the prior itself.
 
@@ -136,16 +135,16 @@ class ReweightedModel(Model, _JointLaw):
         reverse = variable == "x"
         given = self.y if reverse else self.x
         points = np.zeros((1, len(given.columns.names)))
-        return ConditionalLaw(
+        return _MarginalLaw(
             _Marginal(self),  # type: ignore[arg-type]
             reverse,
             points,
             Labels(),
-            functions or {},
+            functions,
         )
 
     def conditional(
-        self, X: Any = None, *, Y: Any = None, functions: Mapping[str, Function] | None = None
+        self, X: Any = None, *, Y: Any = None, functions: FunctionsLike | None = None
     ) -> ConditionalLaw:
         """The posterior law of X given Y = y, or the law of Y given X = x, which has no prior.
 
@@ -154,7 +153,8 @@ class ReweightedModel(Model, _JointLaw):
         X, Y
             Points of one variable, in memory: shape (n, d), or a table with the columns by name.
         functions
-            Functions of the answered variable by name, for later queries by name.
+            Functions of the answered variable by name, or a list of events, for later queries by
+            name. They take the place of functions of the fit that have their names.
 
         Raises
         ------
@@ -171,8 +171,8 @@ class ReweightedModel(Model, _JointLaw):
             self,  # type: ignore[arg-type]
             True,
             points,
-            Labels.of(Y, len(points)),
-            functions or {},
+            Labels.of(Y, len(points), self.y.columns),
+            functions,
         )
 
     def law(self, reverse: bool = False) -> Law:
@@ -207,6 +207,12 @@ class ReweightedModel(Model, _JointLaw):
             ("prior", f"{self.about['prior_rows']:,} rows in {len(self.prior.masses)} cells"),
             *self.model.summary(),
         ]
+
+
+class _MarginalLaw(ConditionalLaw):
+    """A law at one point, whose value does not matter."""
+
+    _given_columns = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -249,9 +249,12 @@ class RKHSFunctions:
         """RKHS distances, shape (n, len(other)); parameters as of ``inner``."""
         other = self._comparable(other)
         projected = other._coordinates_in(self.space)
-        square = cdist(self.coef, projected) ** 2
+        sides = [self.coef, projected]
+        if any(map(np.iscomplexobj, sides)):  # SciPy measures real vectors alone
+            sides = [np.hstack([each.real, each.imag]) for each in sides]
+        square = cdist(*sides) ** 2
         if self.space.basis is not other.space.basis:  # what lies outside this space
-            square += np.maximum(other.norm() ** 2 - (projected**2).sum(axis=1), 0.0)
+            square += np.maximum(other.norm() ** 2 - (np.abs(projected) ** 2).sum(axis=1), 0.0)
         return np.asarray(np.sqrt(square))
 
     def _comparable(self, other: "RKHSFunctions | None") -> "RKHSFunctions":

@@ -12,6 +12,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.display import passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
+from cme_dask.models.events import comparison
 from cme_dask.models.operators import Operator
 from cme_dask.models.points import FloatArray, query_points
 from cme_dask.models.spaces import Space
@@ -114,7 +115,7 @@ class TransferModel(Model):
         horizon
             Number of lags h >= 1, or several.
         f
-            Column or declared function, or several; default the columns.
+            Column of numbers or declared function, or several; default the columns of numbers.
 
         Returns
         -------
@@ -123,12 +124,23 @@ class TransferModel(Model):
         Raises
         ------
         DataError
-            On unknown names, horizons below 1, wrong columns or NaN.
+            On unknown names, columns of labels, horizons below 1, wrong columns or NaN.
         """
         horizons = np.atleast_1d(np.asarray(horizon))
         if horizons.ndim != 1 or horizons.dtype.kind not in "iu" or not (horizons >= 1).all():
             raise DataError(f"horizons are integers of at least 1, got {horizon!r}")
-        asked = self.columns.names if f is None else (f,) if isinstance(f, str) else tuple(f)
+        columns = self.columns
+        if f is None:
+            asked = columns.numeric or columns.names
+        else:
+            asked = (f,) if isinstance(f, str) else tuple(f)
+        for name in asked:
+            if name in columns.categories:
+                event = comparison(name, next(iter(columns.categories[name]), "..."))
+                raise DataError(
+                    f"column {name!r} holds labels, which have no mean: declare events at the fit, "
+                    f"functions=[{event!r}], and ask for them by name"
+                )
         unknown = [name for name in asked if name not in self.names]
         if unknown:
             raise DataError(

@@ -658,10 +658,9 @@ class ShiftedLaw:
         """
         values, smooth = self._values, self._located.smoothed()
         forward: Function = (lambda y: y) if smooth is None else smooth
-        known = np.isfinite(values.low) & np.isfinite(values.high)
         low, high = (
-            np.where(known, forward(np.where(known, end, 0.0)[None])[0], beyond)
-            for end, beyond in ((values.low, -np.inf), (values.high, np.inf))
+            np.where(np.isfinite(end), forward(np.where(np.isfinite(end), end, 0.0)[None])[0], end)
+            for end in (values.low, values.high)
         )
 
         def block(at: Shifted, y: Array, paired: bool) -> Array:

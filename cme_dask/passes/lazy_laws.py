@@ -13,10 +13,10 @@ from cme_dask.data.missing import Completion
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import RowSource
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
-from cme_dask.models.events import importable
+from cme_dask.models.events import FunctionsLike, declared, importable
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw, Function
-from cme_dask.models.points import UNSEEN, is_out_of_core, query_points
+from cme_dask.models.points import UNSEEN, is_out_of_core, query_points, threshold_values
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
 from cme_dask.passes.lazy import lazy_rows, map_rows
 from cme_dask.passes.sources import open_sample, with_codes
@@ -177,7 +177,7 @@ def lazy_law(
     X: Any = None,
     *,
     Y: Any = None,
-    functions: Mapping[str, Function] | None = None,
+    functions: FunctionsLike | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> "LazyLaw":
     """Conditional laws at rows out of core; nothing is computed yet.
@@ -210,7 +210,8 @@ def lazy_law(
         Y if reverse else X, given, reverse=reverse, storage_options=storage_options
     )
     sample.check_whole("conditional")
-    return LazyLaw(model, sample.sources[0], reverse, functions or {})
+    answered = model.x if reverse else model.y
+    return LazyLaw(model, sample.sources[0], reverse, declared(functions, answered.columns))
 
 
 P = ParamSpec("P")
@@ -332,8 +333,9 @@ class LazyLaw:
             if pairs == "y":
                 rows, beside = self._observed(values, answered), _a_row(answered)
             else:
-                width = 1 if arguments.get("column") is not None else len(self.numeric)
-                rows, beside = self._thresholds(values, width), np.zeros((1, width))
+                column = arguments.get("column")
+                columns = Columns(self.numeric if column is None else (column,))
+                rows, beside = self._thresholds(values, columns), np.zeros((1, len(columns.names)))
             if len(rows) != len(self):
                 name = "points of y" if pairs == "y" else "thresholds"
                 raise DataError(
@@ -355,16 +357,20 @@ class LazyLaw:
         sample.check_whole("points y")
         return lazy_rows(sample.sources[0], len(answered.columns.names))
 
-    def _thresholds(self, t: Any, width: int) -> Any:
-        """Thresholds, one row for each point, as a Dask array (n, width) of numbers."""
+    def _thresholds(self, t: Any, columns: Columns) -> Any:
+        """Thresholds, one row for each point, as a Dask array (n, d) of numbers."""
         import dask.array as da
 
+        width = len(columns.names)
         if is_out_of_core(t):
             sample = open_sample(t)
             sample.check_whole("thresholds")
-            rows = lazy_rows(sample.sources[0], width)
+            source, own = sample.sources[0], sample.columns[0]
+            if width > 1 and own.names != Columns.default("x", len(own.names)).names:
+                source = source.pick(own.positions_of(columns, "t"))
+            rows = lazy_rows(source, width)
         else:
-            rows = da.from_array(np.asarray(t, dtype=np.float64, order="C"))
+            rows = da.from_array(np.asarray(threshold_values(t, columns), order="C"))
             rows = rows[:, None] if rows.ndim == 1 and width == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != width:
             raise DataError(
