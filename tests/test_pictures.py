@@ -8,11 +8,8 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from cme_dask import JointDistribution, kernels
-from cme_dask.cli.plots import _probabilities
-
-
 from cme_dask import JointDistribution, KernelBayesFilter, kernels, operators
+from cme_dask.cli.plots import _probabilities
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.sources import ArraySource
