@@ -647,9 +647,12 @@ def test_many_kernels_are_combined_in_pairs():
     chain = Gaussian(1.0)[0]
     for j in range(1, MAX_DEPTH - 1):
         chain = chain + Gaussian(1.0)[j]
+    chain = 2.0 * chain
     assert from_dict(json.loads(json.dumps(chain.to_dict()))) == chain
-    with pytest.raises(DataError, match="nested 100 deep at most: combine many of them in pairs"):
-        chain + Gaussian(1.0)
+    message = "nested 100 deep at most: combine many of them in pairs"
+    for deeper in (lambda k: k + Gaussian(1.0), lambda k: 2.0 * k, lambda k: k[0]):
+        with pytest.raises(DataError, match=message):
+            deeper(chain)
 
 
 @dataclasses.dataclass(frozen=True)

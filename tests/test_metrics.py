@@ -316,6 +316,8 @@ def test_short_numbers_add_up_to_one_by_their_own_rounding(rng):
         for wrong in (1.001 * short, shares * (1.0 + 1e-8)):
             with pytest.raises(DataError, match="must add up to one"):
                 score(wrong)
+    with pytest.raises(DataError, match="add up to one"):
+        metrics.log_score(np.array([[0.5, 0.53]], dtype=np.float16), np.array([0]))
 
 
 def test_units_are_numbers_names_or_dates():

@@ -378,6 +378,24 @@ def test_weights_of_labels_go_by_name_in_stores_with_other_codes(table, tmp_path
     np.testing.assert_allclose(a, b, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("labels", "keys"),
+    [((0.0, 1.0), (0, 1)), ((False, True), (0, 1)), ((0, 1), (0.0, 1.0)), ((0, 1), (False, True))],
+)
+def test_weights_of_labels_go_by_equal_keys_however_they_are_written(labels, keys):
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(200, 1))
+    y = np.array(labels)[(x[:, 0] + rng.normal(size=200) > 1.0).astype(int)]
+    given = {"kernel_x": kernels.Gaussian(1.0), "reg": 1e-2, "max_iter": 0, "calibration": False}
+    a, b = (
+        MulticlassEmbedding(**given, class_weight=dict(zip(each, (1.0, 50.0), strict=True)))
+        for each in (labels, keys)
+    )
+    np.testing.assert_array_equal(a.fit(x, y).predict_proba(x), b.fit(x, y).predict_proba(x))
+    plain = MulticlassEmbedding(**given).fit(x, y).predict_proba(x)
+    assert b.predict_proba(x)[:, 1].mean() > plain[:, 1].mean() + 0.2
+
+
 def test_balanced_weights_are_those_of_one_fit(table):
     x, names, *_ = table
     given = {"kernel_x": kernels.Gaussian(1.0), "reg": 1e-2, "max_iter": 0}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from cme_dask.cli.app import cli
 from cme_dask.data.columns import Columns
 from cme_dask.data.model_file import read_model
 from cme_dask.data.writer import writing_sample
-from cme_dask.errors import StoreError
+from cme_dask.errors import ResourceError, StoreError
+from cme_dask.estimators import tuned
 from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes import checkpoint
@@ -39,7 +41,7 @@ class Trials:
     def __init__(self, monkeypatch):
         self.names, self.last = [], np.inf
         for owner, name in (
-            (KernelSearch, "_losses"),
+            (KernelSearch, "_trial"),
             (regression._Descent, "_error"),
             (trees, "cross_fitted"),
         ):
@@ -192,3 +194,51 @@ def test_tune_goes_on_and_says_when_it_is_complete(rows, monkeypatch, tmp_path):
     assert run(out).exit_code == 2  # without a checkpoint it is an output like any other
     other = run(out, "--checkpoint", tmp_path / "run", "--evaluations", 1)
     assert other.exit_code == 2
+
+
+def test_searches_in_several_threads_try_the_same_and_go_on(tmp_path, monkeypatch):
+    """Pairs are tried at once, and the location's kernel meanwhile; a stop loses no trial."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(600, 2))
+    y = np.sin(2 * x[:, :1]) + 0.3 * rng.normal(size=(600, 1))
+    options = {"max_rank": 15, "sample_size": 600, "support_size": 40, "n_folds": 3}
+    quick = replace(QUICK, trees=())
+
+    def fitted(**how):
+        return bits(JointDistribution(**options, tuning=quick).fit(x, y, **how))
+
+    one = fitted(scheduler="synchronous")
+    with pytest.MonkeyPatch.context() as patch:
+        trials = Trials(patch)
+        assert not differences(fitted(scheduler="threads", workers=4), one)
+    monkeypatch.setattr(checkpoint, "_TRIALS_PER_WRITING", 0.0)
+    four = {"scheduler": "threads", "workers": 4, "checkpoint": tmp_path / "run"}
+    with pytest.MonkeyPatch.context() as patch:
+        stopped = Trials(patch)
+        stopped.last = 60
+        with pytest.raises(Stop):
+            fitted(**four)
+    with pytest.MonkeyPatch.context() as patch:
+        rest = Trials(patch)
+        assert not differences(fitted(**four), one)
+    assert len(rest.names) < len(trials.names)
+    # What was made at once but not yet written when the fit ended is made again, and no more.
+    assert len(stopped.names) + len(rest.names) <= len(trials.names) + 2 * 4
+
+
+@pytest.mark.parametrize(("megabytes", "at_once"), [(2_000, True), (1_000, False)])
+def test_searches_are_made_one_after_the_other_where_memory_is_short(
+    monkeypatch, megabytes, at_once
+):
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(300, 2))
+    y = np.sin(2 * x[:, :1]) + 0.3 * rng.normal(size=(300, 1))
+    began, inner = [], tuned.beside
+    monkeypatch.setattr(tuned, "search_bytes", lambda *_: 300 << 20)
+    monkeypatch.setattr(tuned, "regression_bytes", lambda *_: 600 << 20)
+    monkeypatch.setattr(tuned, "beside", lambda *given: began.append(given) or inner(*given))
+    fit = JointDistribution(max_rank=15, support_size=40, n_folds=3, tuning=QUICK)
+    fit.fit(x, y, workers=2, memory_limit=f"{megabytes}MB")
+    assert bool(began) == at_once
+    with pytest.raises(ResourceError, match="for the search for kernels"):
+        fit.fit(x, y, workers=2, memory_limit="500MB")

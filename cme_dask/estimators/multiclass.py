@@ -536,7 +536,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
             )
         for label, weight in given.items():
             check_number(f"class_weight of {label!r}", weight, 0, whole=False)
-        by_text = {str(label): float(weight) for label, weight in given.items()}
+        by_text = {str(label): float(given.get(label, 1.0)) for label in labels}
         (texts,) = sample.columns[1].categories.values()  # a later store may have other codes
         return np.array([by_text.get(text, 1.0) for text in texts])
 

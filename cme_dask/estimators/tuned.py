@@ -1,7 +1,7 @@
 """Fits that learn their kernels: the search, and the members whose density ratios are averaged."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.display import brief_repr
-from cme_dask.errors import ToleranceWarning, option, warn
+from cme_dask.errors import ResourceError, ToleranceWarning, option, warn
 from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
@@ -113,13 +113,13 @@ def search_kernels(
         If it does not fit into memory.
     """
     rows, solver = context.rows.prefix(options.rows), context.solver
-    cores = context.executor.cores
-    together = other is not None and cores > 1
-    memory = _check_memory(context, len(rows), options.max_rank, together=together)
+    cores, together, memory = _way_to_search(
+        context, len(rows), options.max_rank, together=other is not None
+    )
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    with beside(other, cores) if other is not None else nullcontext():
+    with nullcontext() if other is None or not together else beside(other, 2):
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -134,7 +134,7 @@ def search_kernels(
             seed=context.seed,
             callback=context.progress,
             memory=context.executor.trials((KernelPoint,)),
-            cores=cores - 1 if together else cores,
+            cores=cores,
         )
     best = search.finalists[0]
     if learn_reg and not solver.constraint.partition:
@@ -149,18 +149,35 @@ def search_kernels(
     )
 
 
-def _check_memory(context: FitContext, rows: int, max_rank: int, *, together: bool) -> MemoryPlan:
-    """What both searches need, at once or one after the other; ResourceError if there is less."""
+def _way_to_search(
+    context: FitContext, rows: int, max_rank: int, *, together: bool
+) -> tuple[int, bool, MemoryPlan]:
+    """The threads of the search, whether that for a location runs beside it, and their memory.
+
+    The result is the same in any way: the fastest one is taken that fits. ResourceError if none
+    does.
+    """
     columns = sum(len(each.names) for each in context.sample.columns)
-    cores = context.executor.cores - 1 if together else context.executor.cores
-    needed = search_bytes(rows, columns, max_rank, FOLDS, cores), regression_bytes(rows)
-    return context.executor.check_alone(
-        "the search for kernels",
-        sum(needed) if together else max(needed),
-        extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held,
-        f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower max_rank "
-        "of the tuning, or give kernels",
+    held = (
+        extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held
     )
+
+    def plan(cores: int, together: bool) -> MemoryPlan:
+        needed = search_bytes(rows, columns, max_rank, FOLDS, cores), regression_bytes(rows)
+        return context.executor.check_alone(
+            "the search for kernels",
+            sum(needed) if together else max(needed),
+            held,
+            f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower "
+            "max_rank of the tuning, or give kernels",
+        )
+
+    most = context.executor.cores
+    ways = [(most - 1, True), (1, True)] if together and most > 1 else []
+    for cores, beside_other in (*ways, (most, False)):
+        with suppress(ResourceError):
+            return cores, beside_other, plan(cores, beside_other)
+    return 1, False, plan(1, together=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +274,9 @@ class EnsembleFit:
         each = list(zip(candidates, specified, moments, strict=False))
         with one_blas_thread():
             self._solved(0.0)
-            for member in parallel_each(self._member, each, context.executor.cores):
+            # As many at once as the plan of memory has room for.
+            threads = min(context.executor.cores, max(len(each) // 2, 1))
+            for member in parallel_each(self._member, each, threads):
                 members.append(member)
                 self._solved(float(shares[len(members) - 1] / shares[-1]))
         return members, moments[len(specs) :], tuple(summed), report

@@ -322,9 +322,14 @@ def check_integer(name: str, value: Any, least: int) -> int:
 
 
 def check_kernel(name: str, value: object) -> None:
-    """Raise DataError if `value` isn't a kernel."""
+    """Raise DataError if `value` isn't a kernel that another one may be made of."""
     if not isinstance(value, Kernel):
         raise DataError(f"{name} must be a kernel, got {value!r}")
+    if _depth(value) > MAX_DEPTH:
+        raise DataError(
+            f"kernels may be nested {MAX_DEPTH} deep at most: combine many of them in pairs, such "
+            "as (a + b) + (c + d)"
+        )
 
 
 # Kernels made of kernels
@@ -366,11 +371,6 @@ class _Pair(Evaluated, abstract=True):
     def __post_init__(self) -> None:
         check_kernel("left", self.left)
         check_kernel("right", self.right)
-        if _depth(self) > MAX_DEPTH:
-            raise DataError(
-                f"kernels may be nested {MAX_DEPTH} deep at most: combine many of them in pairs, "
-                "such as (a + b) + (c + d)"
-            )
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return the sum or product of both blocks."""

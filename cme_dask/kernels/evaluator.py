@@ -333,6 +333,8 @@ def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], cores: int
 ) -> list[Result]:
     """``function`` of each item in so many threads; with one core in the thread that asks."""
+    if min(cores, len(items)) <= 1:
+        return [function(item) for item in items]
     return list(parallel_each(function, items, cores))
 
 

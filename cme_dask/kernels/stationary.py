@@ -41,12 +41,6 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
     return [(X[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j] for j in range(d)]
 
 
-def _medians(xp: Any, Z: Array) -> Any:
-    """The upper median of each column, shape (d,); 0 without rows."""
-    m = Z.shape[0]
-    return xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
-
-
 class DistanceEvaluator(BlockEvaluator):
     """Functions of the scaled rows u = (x - c) / l, with c the column medians of Z.
 
@@ -62,14 +56,14 @@ class DistanceEvaluator(BlockEvaluator):
 
     def __init__(self, kernel: "Stationary | Laplace", Z: Array, *, log: bool) -> None:
         super().__init__(kernel, Z, log=log)
-        xp, scale, d = self.xp, kernel.length_scale, Z.shape[1]
+        xp, scale, (m, d) = self.xp, kernel.length_scale, Z.shape
         self._scales: Any = scale if isinstance(scale, tuple) else (scale,) * d
         self._scale: Any = scale
         if isinstance(scale, tuple):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
-        self._centre = _medians(xp, Z)
+        self.centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
         self._factor, self._smooth = kernel.factor, kernel.smooth
-        self._v = (Z - self._centre) / self._scale
+        self._v = (Z - self.centre) / self._scale
         if self._smooth:
             squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
             self._v = xp.concat([self._v, xp.ones_like(squares), squares], axis=1)
@@ -77,7 +71,7 @@ class DistanceEvaluator(BlockEvaluator):
     def load(self, X: Array) -> None:
         """Take the rows X, shape (n, d), until the next call."""
         xp, (n, d) = self.xp, X.shape
-        u = ((X - self._centre) / self._scale).T
+        u = ((X - self.centre) / self._scale).T
         self._X, self._u, self._far = X, u, []
         if self._smooth:
             self._u = xp.empty((d + 2, n), dtype=u.dtype, device=device(u))
@@ -216,7 +210,7 @@ class Stationary(LengthScaled, abstract=True):
         X, Z = real_floating(X), real_floating(Z)
         d = X.shape[1]
         scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
-        centre = _medians(xp, Z)
+        centre = DistanceEvaluator(self, Z, log=False).centre
         u, v = (X - centre) / scales, (Z - centre) / scales
         squares_u, squares_v = u * u, v * v
         lengths = xp.sum(squares_u, axis=1)

@@ -170,8 +170,7 @@ class NetworkCoordinates:
         if kernel.weights is None:
             if kernel.image is None:
                 self._shift = importance @ x
-                scale = column_deviations(x, importance)
-                self._scale = np.where(np.isfinite(scale), scale, 1.0)
+                self._scale = column_deviations(x, importance)  # infinite: no weights
                 self._check_offsets()
             else:
                 scale = np.sqrt((importance @ x**2).mean(keepdims=True))

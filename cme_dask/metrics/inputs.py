@@ -12,6 +12,7 @@ Array = Any
 
 _EXACT = 1e-9  # of sums of float64
 _ROUNDINGS = 64  # by which sums of shorter numbers may be wrong
+_MOST = 2e-3  # of any type
 
 
 def is_lazy(values: Any) -> bool:
@@ -51,7 +52,8 @@ def sum_tolerance(values: Any) -> float:
     """How far probabilities may miss a sum of one: by the rounding of the type they came in."""
     lazy = is_lazy(values)
     kind = np.dtype(getattr(values, "dtype", float)) if lazy else np.asarray(values).dtype
-    return max(_EXACT, _ROUNDINGS * float(np.finfo(kind).eps)) if kind.kind == "f" else _EXACT
+    rounding = float(np.finfo(kind).eps) if kind.kind == "f" else 0.0
+    return min(max(_EXACT, _ROUNDINGS * rounding), _MOST)
 
 
 def columns(values: Array) -> Array:

@@ -360,6 +360,7 @@ class Moments:
 
 
 _CONSTANT = 1e-12  # of what cancels in a variance: below that it is rounding
+_ROUNDING = 1e-13  # of a mean: smaller deviations are those of the values themselves
 
 
 def variances(parts: Sequence[Moments], variable: str) -> Array:
@@ -374,10 +375,12 @@ def variances(parts: Sequence[Moments], variable: str) -> Array:
     """
     f = f"f({variable})"
     shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
+    means = shares @ [part.means[f] for part in parts]
     away = shares @ [part.means[f] - part.shifts[variable] for part in parts]
     square = shares @ [np.diagonal(part.blocks[f, f]) for part in parts]
     variance = square - away**2
-    return np.where(variance > _CONSTANT * square, variance, 0.0)
+    varies = variance > np.maximum(_CONSTANT * square, (_ROUNDING * means) ** 2)
+    return np.where(varies, variance, 0.0)
 
 
 # What is summed: one block of features for each variable

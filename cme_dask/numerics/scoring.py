@@ -48,7 +48,7 @@ def column_deviations(values: Array, weights: Array) -> Array:
         Of the rows, sum 1, shape (n,).
     """
     each = np.sqrt(weights @ (values - weights @ values) ** 2)
-    return np.where(np.ptp(values, axis=0) > 0.0, each, np.inf)
+    return np.where((np.ptp(values, axis=0) > 0.0) & (each > 0.0), each, np.inf)
 
 
 def mean_and_error(
