@@ -82,12 +82,13 @@ def refits(reg, weights):
         for k, p, rows in zip((KX, KY), PIVOTS, (X, Y), strict=True)
     )
     F, found = functions(Y), []
+    share = weights / weights.sum()
+    spread = share @ (F - share @ F) ** 2
     for fold in range(FOLDS):
         held = folds == fold
         w, v = weights[~held] / weights[~held].sum(), weights[held] / weights[held].sum()
         plain = dense(Lx[~held], Lx[held], w, reg)
         error = v @ (plain @ F[~held] - F[held]) ** 2
-        spread = v @ (F[held] - v @ F[held]) ** 2
         baseline = v @ (w @ F[~held] - F[held]) ** 2
         # |k_Y(y, .) - mu(x)|^2 with k_Y(y, y) = 1 and the rest projected on the pivots' span.
         mu = plain @ Ly[~held]
