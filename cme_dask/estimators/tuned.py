@@ -157,13 +157,14 @@ def _way_to_search(
     The result is the same in any way: the fastest one is taken that fits. ResourceError if none
     does.
     """
-    columns = sum(len(each.names) for each in context.sample.columns)
+    of_x, of_y = (len(each.names) for each in context.sample.columns)
     held = (
         extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held
     )
 
     def plan(cores: int, together: bool) -> MemoryPlan:
-        needed = search_bytes(rows, columns, max_rank, FOLDS, cores), regression_bytes(rows)
+        searched = search_bytes(rows, of_x + of_y, max_rank, FOLDS, cores)
+        needed = searched, regression_bytes(rows, of_x)
         return context.executor.check_alone(
             "the search for kernels",
             sum(needed) if together else max(needed),

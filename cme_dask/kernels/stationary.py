@@ -24,6 +24,7 @@ from cme_dask.kernels.length_scales import ColumnScale
 LengthScale = float | tuple[float, ...]
 
 _EQUAL = 1e-10  # r^2 of rows that are taken for equal
+_LOST = 1e7  # |u|^2 from which a gradient by products has lost half of its digits
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
 
 
@@ -216,15 +217,20 @@ class Stationary(LengthScaled, abstract=True):
         lengths = xp.sum(squares_u, axis=1)
         squares = lengths[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
         slopes = self._slopes(xp, squares, weights)
-        (far,) = xp.nonzero(lengths > _FAR)
+        (far,) = xp.nonzero(lengths > _LOST)
         if far.shape[0]:
-            slopes = xp.where(lengths[:, None] > _FAR, 0.0, slopes)
+            slopes = xp.where(lengths[:, None] > _LOST, 0.0, slopes)
         totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
         totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
         if far.shape[0]:  # by differences, which do not cancel
-            away = _scaled_differences(xp.take(X, far, axis=0), Z, each)
-            slopes = self._slopes(xp, sum(u * u for u in away), xp.take(weights, far, axis=0))
-            totals = totals + xp.stack([xp.sum(slopes * u * u) for u in away])
+            rows = xp.take(X, far, axis=0)
+
+            def term(j: int) -> Array:
+                return ((rows[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j]) ** 2
+
+            squares = sum(map(term, range(d)))
+            slopes = self._slopes(xp, squares, xp.take(weights, far, axis=0))
+            totals = totals + xp.stack([xp.sum(slopes * term(j)) for j in range(d)])
         return self._in_scales([float(one) for one in -2.0 * totals / scales])
 
     def _slopes(self, xp: Any, squares: Array, weights: Array) -> Array:

@@ -43,7 +43,7 @@ _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
 _ROUGH = 0.02  # of the logarithm of the error: a kernel that loses more to a smoother one
 _FAILED = 1e3  # for the logarithm of an error that cannot be computed
-_ARRAYS, _WORD = 14, 8  # as large as the Gram matrix
+_ARRAYS, _COLUMNS, _WORD = 8, 20, 8  # arrays as large as the Gram matrix, and as the rows
 
 
 class HeldOutError(NamedTuple):
@@ -170,9 +170,10 @@ class MeanKernel:
         return {field.name: getattr(self, field.name) for field in fields(self)[2:]}
 
 
-def regression_bytes(rows: int) -> int:
-    """Peak of what is learned on a row sample of so many rows."""
-    return _ARRAYS * min(rows, ROWS[1]) ** 2 * _WORD
+def regression_bytes(rows: int, columns: int) -> int:
+    """Peak of what is learned on a row sample of so many rows and columns of x."""
+    n = min(rows, ROWS[1])
+    return (_ARRAYS * n**2 + _COLUMNS * n * columns) * _WORD
 
 
 def learn_mean(

@@ -35,7 +35,7 @@ SearchCallback = Callable[[TuningProgress], None]
 GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 
-_HELD_SIDES = 24  # bases of some megabytes each: those of the grid
+_HELD_SIDES = 16  # bases of some megabytes each: most of those of the grid
 _THREADS = 4  # at most: pairs of small matrices share one interpreter
 _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
