@@ -119,8 +119,8 @@ def test_other_units_and_labels_are_refused(tmp_path):
     twice = JointDistribution(**delta).partial_fit(X, pd.Series(label, name="label"), **ONE)
     twice.partial_fit(X, pd.Series(label, name="label"), **ONE)
     events = ["label == 'up'", "label == 'down'"]
-    found, wanted = (fit.conditional(X[:9]).probability(events) for fit in (again, twice))
-    assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    found, expected = (fit.conditional(X[:9]).probability(events) for fit in (again, twice))
+    assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
     with pytest.raises(DataError, match=r"labels of column 'label' are .*: give rows with labels"):
         labelled.partial_fit(X, pd.Series(np.where(X[:, 0] > 0, "up", "flat"), name="label"), **ONE)
     with pytest.raises(DataError, match="labels of column 'label' are numbers, in the fit"):

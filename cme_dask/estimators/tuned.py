@@ -103,7 +103,8 @@ def search_kernels(
     learn_reg
         Whether the ridge is learned, unless a constraint on a partition keeps its own.
     other
-        A search for the kernel of a location, which is made at the same time if there are cores.
+        A search for the kernel of a location, which is made at the same time if there are cores
+        and memory for it.
 
     Raises
     ------
@@ -119,7 +120,7 @@ def search_kernels(
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    with nullcontext() if other is None or not together else beside(other, 2):
+    with beside(other) if other is not None and together else nullcontext():
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,

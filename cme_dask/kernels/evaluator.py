@@ -351,11 +351,8 @@ def parallel_each(
 
 
 @contextlib.contextmanager
-def beside(work: Callable[[], object], cores: int) -> Iterator[None]:
-    """Do ``work`` in a thread while the block runs, and wait for its end; with one core don't."""
-    if cores <= 1:
-        yield
-        return
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Do ``work`` in a thread while the block runs, and wait for its end."""
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(copy_context().run, work)
         yield

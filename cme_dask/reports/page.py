@@ -173,34 +173,36 @@ class Page:
         """What the scores say, in a sentence."""
         seen = {True: " that the fit has not seen", False: " that the fit may have seen", None: ""}
         if "law" in self.result.crps:
-            told = self._on_laws()
+            sentence = self._on_laws()
         elif self.result.labels.get("law"):
-            told = self._on_labels()
+            sentence = self._on_labels()
         else:
-            told = self._on_means()
+            sentence = self._on_means()
         rows = f"{self.result.report.rows:,}"
-        return Markup("On {} rows{}, {}.").format(rows, seen[self.unseen], told)
+        return Markup("On {} rows{}, {}.").format(rows, seen[self.unseen], sentence)
 
     def _on_laws(self) -> Markup:
         (line,) = (each for each in self.lines if each.score == "CRPS")
-        told = Markup("the laws of {} given {} have a CRPS of {}").format(
+        sentence = Markup("the laws of {} given {} have a CRPS of {}").format(
             _names(self.scoring.y.numeric),
             _names(self.columns[0].given.names),
             _estimate(line.value),
         )
         if line.marginal is not None:
-            told += f"; the law that ignores x has {_estimate(line.marginal)}"
-            told += f" ({line.gain})" if line.gain else ""
+            sentence += f"; the law that ignores x has {_estimate(line.marginal)}"
+            sentence += f" ({line.gain})" if line.gain else ""
         covered, masses = (
             [each.value for each in of_laws.get("law", {}).values()]
             for of_laws in (self.result.coverage, self.result.interval_mass)
         )
         if covered:
-            told += f"; {100.0 * self.scoring.level:g} % intervals hold {_range(covered)} % of the "
-            told += "rows"
+            sentence += (
+                f"; {100.0 * self.scoring.level:g} % intervals hold {_range(covered)} % of the "
+            )
+            sentence += "rows"
             if any(is_noted(mass, self.scoring.level) for mass in masses):
-                told += f" (the laws say {_range(masses)} %)"
-        return told
+                sentence += f" (the laws say {_range(masses)} %)"
+        return sentence
 
     def _on_labels(self) -> Markup:
         column, scores = next(iter(self.result.labels["law"].items()))
