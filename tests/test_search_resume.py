@@ -17,6 +17,7 @@ from cme_dask.data.model_file import read_model
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import ResourceError, StoreError
 from cme_dask.estimators import tuned
+from cme_dask.estimators.locating import LocationSearch
 from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes import checkpoint
@@ -235,7 +236,7 @@ def test_searches_are_made_one_after_the_other_where_memory_is_short(
     y = np.sin(2 * x[:, :1]) + 0.3 * rng.normal(size=(300, 1))
     began, inner = [], tuned.beside
     monkeypatch.setattr(tuned, "search_bytes", lambda *_: 300 << 20)
-    monkeypatch.setattr(tuned, "regression_bytes", lambda *_: 600 << 20)
+    monkeypatch.setattr(LocationSearch, "needs", lambda *_: 600 << 20)
     monkeypatch.setattr(tuned, "beside", lambda *given: began.append(given) or inner(*given))
     fit = JointDistribution(max_rank=15, support_size=40, n_folds=3, tuning=QUICK)
     fit.fit(x, y, workers=2, memory_limit=f"{megabytes}MB")

@@ -18,11 +18,10 @@ from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, load
 from cme_dask.errors import DataError, StoreError
-from cme_dask.estimators import locating
 from cme_dask.learning import trees
 from cme_dask.learning.trees import (
     TrainingRows,
-    better_trees,
+    TreeSearch,
     cross_fitted,
     fitted_to_all,
     tree_mean,
@@ -141,7 +140,7 @@ def test_columns_that_do_not_vary_are_left_out_of_errors():
 
 def test_trees_are_not_tried_where_they_cannot_compare_x():
     x, y = jump(200)
-    other = better_trees(training(1e39 * x, y), ["shallow"], 1.0, lambda rows: 0.0 * rows.y)
+    other = TreeSearch(training(1e39 * x, y), ["shallow"]).better(1.0, lambda rows: 0.0 * rows.y)
     assert other is None
 
 
@@ -303,7 +302,7 @@ ALL = "boosting", "shallow", "forest"
     ],
 )
 def test_trees_are_taken_where_they_are_clearly_better(ridge, chosen):
-    found = better_trees(training(*jump()), ALL, 0.5, ridge)
+    found = TreeSearch(training(*jump()), ALL).better(0.5, ridge)
     assert (found is not None) == chosen
 
 
@@ -311,8 +310,8 @@ def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
     def ridge(rows):
         raise AssertionError("no trees are left to be compared with")
 
-    assert better_trees(training(*jump()), ALL, 1e-3, ridge) is None
-    assert better_trees(training(*jump()), (), 0.5, ridge) is None
+    assert TreeSearch(training(*jump()), ALL).better(1e-3, ridge) is None
+    assert TreeSearch(training(*jump()), ()).better(0.5, ridge) is None
 
 
 def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monkeypatch):
@@ -325,7 +324,7 @@ def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monke
         fit(parts, count, threads)
 
     monkeypatch.setattr(trees._Parts, "fit", counted)
-    found = better_trees(given, ALL, 1.0, lambda rows: np.zeros(rows.y.shape))
+    found = TreeSearch(given, ALL).better(1.0, lambda rows: np.zeros(rows.y.shape))
     whole = {kind for kind, quick, all_parts in fits if all_parts and not quick}
     assert found.kind in whole
     assert len(whole) < len(ALL)
@@ -337,9 +336,61 @@ def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monke
     x = np.random.default_rng(0).normal(size=(3000, 4))
     line = x.sum(axis=1, keepdims=True)
     given = training(x, line + 0.1 * np.random.default_rng(1).normal(size=(3000, 1)))
-    assert better_trees(given, ALL, 1.0, lambda rows: line) is None
+    assert TreeSearch(given, ALL).better(1.0, lambda rows: line) is None
     raced = [all_parts for _, quick, all_parts in fits if not quick]
     assert raced == [False] * len(raced) != []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 100])
+def test_trees_that_were_fitted_ahead_are_not_fitted_again_and_change_nothing(monkeypatch, steps):
+    """However much was made until it was over."""
+    given = replace(training(*jump(3000)), threads=2)
+    fits, left = [], iter([False] * steps)
+
+    def counted(kind):
+        made = trees.KINDS[kind]
+
+        def make(rows, selected, *options):
+            fits.append((kind, len(rows.x), selected.tobytes(), options))
+            return made(rows, selected, *options)
+
+        return make
+
+    def line(rows):
+        return rows.y.mean(axis=0) + 0.0 * rows.y
+
+    alone = TreeSearch(given, ALL).better(1.0, line)
+    for kind in ALL:
+        monkeypatch.setitem(trees.KINDS, kind, counted(kind))
+    search = TreeSearch(given, ALL)
+    search.begin(0.9, 1, lambda: next(left, True))
+    assert (len(fits) > 0) == (steps > 0)
+    found = search.better(1.0, line)
+    assert len(set(fits)) == len(fits)
+    assert (found.kind, found.steps) == (alone.kind, alone.steps)
+    np.testing.assert_array_equal(found.predicted, alone.predicted)
+
+
+def test_kinds_that_more_parts_show_to_be_behind_are_fitted_no_further(monkeypatch):
+    """The first part alone is not clear."""
+    x, y = jump(3000)
+    given, fits = training(x, y), []
+    fit, inner = trees._Parts.fit, TreeSearch._not_behind
+
+    def counted(parts, count, threads):
+        fits.append(count)
+        fit(parts, count, threads)
+
+    def unclear(search, kinds, other):
+        first = search._parts[kinds[0]]
+        return kinds if len(first._fits) == first.rounds[0] else inner(search, kinds, other)
+
+    monkeypatch.setattr(trees._Parts, "fit", counted)
+    monkeypatch.setattr(TreeSearch, "_not_behind", unclear)
+    line = given.y + 1e-3
+    assert TreeSearch(given, ["forest"]).better(1.0, lambda rows: line) is None
+    assert trees._Parts("forest", given).rounds == [1, 3, 5]
+    assert fits == [3, 1, 3]  # the trial, and two rounds
 
 
 def test_a_gain_in_one_of_four_units_of_rows_is_not_clear():
@@ -479,11 +530,12 @@ def test_the_ridge_that_trees_are_compared_with_is_in_its_own_coordinates(monkey
     y = np.exp(2.0 * np.sin(x[:, 0]) + x[:, 1] + 0.2 * rng.normal(size=2000))
     seen = {}
 
-    def compared(rows, kinds, error, ridge, *_):
+    def compared(search, error, ridge):
+        rows = search._many
         seen["few"] = error
         seen["all"] = law_error(ridge(rows), rows.y, rows.weights)
 
-    monkeypatch.setattr(locating, "better_trees", compared)
+    monkeypatch.setattr(TreeSearch, "better", compared)
     fit = JointDistribution(tuning=Tuning(evaluations=0)).fit(x, y)
     assert fit.model_.about["residual"]["transform"] != "raw"
     assert seen["all"] < 1.1 * seen["few"]

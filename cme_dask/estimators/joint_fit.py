@@ -20,7 +20,7 @@ from cme_dask.estimators.growing import (
     functions_of_first_call,
 )
 from cme_dask.estimators.locating import (
-    MeanSearch,
+    LocationSearch,
     join_trees,
     measuring_scores,
     search_location,
@@ -189,15 +189,15 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 ("conformal", self.conformal if self.conformal_by is None else True),
             )
         )
-        mean = MeanSearch(context) if residual and not given and x is None else None
+        searches = residual and not given and x is None
+        location = LocationSearch(context, self._tuning.trees) if searches else None
         if undecided:
             if self.reg is not None and min(solver.reg[:2]) <= 0.0:
                 raise DataError(
                     f"kernels are learned with positive ridges, got {option('reg')} {self.reg!r}: "
                     "give both kernels or a positive ridge, or leave it out"
                 )
-            begin = None if mean is None else mean.begin
-            context = search_kernels(context, (x, y), self._tuning, self.reg is None, begin)
+            context = search_kernels(context, (x, y), self._tuning, self.reg is None, location)
             if context.rows.complete:
                 most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
                 pivots = tuple(each.at_most(most) for each in context.pivots)
@@ -207,8 +207,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context.progress(StepBegan(PIVOTS, without=left_out))
         if residual and not given and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
-        if mean is not None:
-            context = search_location(context, mean, context.scores, self._tuning.trees)
+        if location is not None:
+            context = search_location(context, location, context.scores)
         elif residual and x is None:
             context = join_trees(context, self._tuning.trees)
         if context.scores is not None:
@@ -586,7 +586,7 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
         return None
     labels = context.sample.columns[1].categorical
     columns = [j for j, categorical in enumerate(labels) if not categorical]
-    return learn_calibration(folds, cells.means, columns)
+    return learn_calibration(folds, cells.means, columns, context.executor.cores)
 
 
 def refitted_laws(

@@ -7,6 +7,7 @@ row sample alone.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,17 +19,21 @@ from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.given_location import digest_of
 from cme_dask.estimators.tuned import FOLDS, FeatureMoments
 from cme_dask.kernels import Transform
-from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.learning.candidates import KernelPoint, TrialMemory, TrialsHere, recalled
+from cme_dask.kernels.evaluator import beside, one_blas_thread
+from cme_dask.learning.candidates import (
+    AheadTrials,
+    KernelPoint,
+    Over,
+    TrialMemory,
+    TrialsHere,
+)
 from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
-from cme_dask.learning.regression import MeanKernel, learn_mean
+from cme_dask.learning.regression import MeanKernel, learn_mean, regression_bytes
 from cme_dask.learning.trees import (
     KINDS,
     CrossFit,
     TrainingRows,
-    better_trees,
-    fitted_to_all,
-    residual_scale,
+    TreeSearch,
     trees_bytes,
 )
 from cme_dask.numerics.folds import RowSample
@@ -46,44 +51,63 @@ _LEAST_ROWS = 100  # that trees are learned on
 _SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside trees
 
 
-class MeanSearch:
-    """The search for the kernel of x of a ridge regression of y, on the row sample.
+class LocationSearch:
+    """The search for a ridge regression of y on a kernel of x, or for trees, on the row sample.
 
-    It does not depend on that for the kernels of laws, beside which it may begin.
+    Neither depends on the search for the kernels of laws, beside which it may begin.
 
     Parameters
     ----------
     context
         The row sample; trials are found again in its checkpoint.
+    kinds
+        Trees that are tried.
     """
 
-    def __init__(self, context: FitContext) -> None:
+    def __init__(self, context: FitContext, kinds: Sequence[str]) -> None:
         self._rows = context.rows.prefix(max(REGRESSION_ROWS))
         self._categorical = context.sample.columns[0].categorical
         folding = context.sample.folding
         self._folds = folding.folds(self._rows.index, self._rows.units, FOLDS)
         self._memory: TrialMemory = context.executor.trials((KernelPoint,)) or TrialsHere()
-        self._begun: list[MeanKernel | None] = []
+        self.trees = tree_search(context, kinds)
+        self._begun: MeanKernel | None = None
+        self._seconds, self._threads = 0.0, 0
 
-    def begin(self) -> None:
-        """Learn the kernel for y itself."""
-        self._begun = [self._learned((None,))]
+    def begin(self, threads: int, over: Callable[[], bool]) -> None:
+        """Make ahead what can be, as long as it is not over."""
+        begin, self._threads = time.perf_counter(), threads
+        with suppress(Over):
+            self._begun = self._learned((None,), AheadTrials(self._memory, over))
+        self._seconds = time.perf_counter() - begin
+        self._begin_trees(over)
 
-    def result(self, scores: Transform | None) -> MeanKernel | None:
+    def _begin_trees(self, over: Callable[[], bool]) -> None:
+        if self.trees is not None and self._begun is not None:
+            self.trees.begin(self._begun.law_error, self._threads, over)
+
+    def needs(self, threads: int) -> int:
+        """Peak of :meth:`begin` in bytes."""
+        of_mean = regression_bytes(len(self._rows), len(self._categorical))
+        return of_mean + (0 if self.trees is None else self.trees.ahead_bytes(threads))
+
+    def mean(self, scores: Transform | None) -> MeanKernel | None:
         """The kernel for y or for normal scores of it, see :func:`search_location`."""
-        begun, seconds = self._begun, sum(mean.seconds for mean in self._begun if mean is not None)
-        if begun and scores is None:
-            return begun[0]
-        mean = self._learned((None,) if scores is None else (None, scores))
-        return None if mean is None else replace(mean, seconds=mean.seconds + seconds)
+        if self._begun is not None and scores is None:
+            return self._begun
+        with beside(self._begin_trees) if self._threads else nullcontext():
+            mean = self._learned((None,) if scores is None else (None, scores), self._memory)
+        return None if mean is None else replace(mean, seconds=mean.seconds + self._seconds)
 
-    def _learned(self, transforms: Sequence[Transform | None]) -> MeanKernel | None:
+    def _learned(
+        self, transforms: Sequence[Transform | None], memory: TrialMemory
+    ) -> MeanKernel | None:
         (x, y), weights = self._rows.parts, self._rows.importance
-        return learn_mean(x, y, weights, self._categorical, self._folds, transforms, self._memory)
+        return learn_mean(x, y, weights, self._categorical, self._folds, transforms, memory)
 
 
 def search_location(
-    context: FitContext, search: MeanSearch, scores: Transform | None, kinds: Sequence[str]
+    context: FitContext, search: LocationSearch, scores: Transform | None
 ) -> FitContext:
     """The context with the location of y that is tried.
 
@@ -95,18 +119,17 @@ def search_location(
     context
         With the search for the other kernels.
     search
-        That for the kernel of the ridge regression.
+        That for the location, which may have begun.
     scores
         Normal scores of y, if their location may be better than that of y: whichever predicts y
         itself with the smaller absolute error is taken.
-    kinds
-        Trees that are tried.
     """
-    mean = search.result(scores)
+    mean = search.mean(scores)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
-    if mean is None or not _tries_trees(context, kinds):
+    if mean is None or search.trees is None:
         return context
-    context, found = _trees(context, kinds, mean.law_error, partial(_ridge_predictions, context))
+    ridge = partial(_ridge_predictions, context)
+    context, found = _better_trees(context, search.trees, mean.law_error, ridge)
     if found is None:
         return context
     given = GivenLocation(found.residuals, found.words, found.seconds, auto=True)
@@ -127,8 +150,8 @@ def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
     kinds
         Trees that are tried.
     """
-    given, rows = context.given, context.rows
-    if given is None or not _tries_trees(context, kinds):
+    given, rows, trees = context.given, context.rows, tree_search(context, kinds)
+    if given is None or trees is None:
         return context
     one = given.residuals
     if not isinstance(one, RegressorResiduals):
@@ -137,12 +160,12 @@ def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
     folds = rows.folds(context.sample.folding, context.n_folds)
     predicted = one.held_out(x, folds)
     # It has seen more rows than the first trials, so that it says nothing of these.
-    context, found = _trees(context, kinds, np.inf, lambda some: predicted[: len(some.x)])
+    context, found = _better_trees(context, trees, np.inf, lambda some: predicted[: len(some.x)])
     if found is None:
         return context
     other = found.residuals
-    trees = other.held_out(x, folds)
-    errors = [law_error(s * predicted + (1.0 - s) * trees, y, rows.importance) for s in _SHARES]
+    of_trees = other.held_out(x, folds)
+    errors = [law_error(s * predicted + (1.0 - s) * of_trees, y, rows.importance) for s in _SHARES]
     share = _SHARES[int(np.argmin(errors))]
     if share == 1.0:
         return context
@@ -163,8 +186,24 @@ def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
     return replace(context, given=GivenLocation(residuals, words, seconds))
 
 
-def _tries_trees(context: FitContext, kinds: Sequence[str]) -> bool:
-    return bool(kinds) and len(context.rows) >= _LEAST_ROWS
+def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
+    """The search for trees on the row sample; None if none are tried, or the rows are too few."""
+    sample, rows = context.sample, context.rows
+    if not kinds or len(rows) < _LEAST_ROWS:
+        return None
+    x, y = rows.parts
+    training = TrainingRows(
+        x,
+        y,
+        rows.importance,
+        rows.folds(sample.folding, context.n_folds),
+        context.n_folds,
+        sample.folding.units(rows.index, rows.units),
+        context.seed,
+        context.executor.cores,
+        covariate=context.pivots[0].mode != "given",
+    )
+    return TreeSearch(training, kinds, context.executor.trials((CrossFit, TreeMean)))
 
 
 class _Trees(NamedTuple):
@@ -175,9 +214,9 @@ class _Trees(NamedTuple):
     seconds: float
 
 
-def _trees(
+def _better_trees(
     context: FitContext,
-    kinds: Sequence[str],
+    search: TreeSearch,
     error: float,
     other: Callable[[TrainingRows], Array],
 ) -> tuple[FitContext, _Trees | None]:
@@ -185,10 +224,12 @@ def _trees(
 
     Parameters
     ----------
-    context, kinds
-        As of :func:`search_location`.
+    context
+        With the search for kernels.
+    search
+        That for trees.
     error, other
-        Of the other location, as of :func:`better_trees`.
+        Of the other location, as of :meth:`TreeSearch.better`.
     """
     sample, rows, executor = context.sample, context.rows, context.executor
     x, y = rows.parts
@@ -198,30 +239,13 @@ def _trees(
         extent_of(sample, executor).in_memory + context.choice_cost(1).held,
         "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
     )
-    search = replace(context.search, memory=context.search.memory.or_tighter(needed))
-    context, begin = replace(context, search=search), time.perf_counter()
-    folds = rows.folds(sample.folding, context.n_folds)
-    n_folds, units = context.n_folds, sample.folding.units(rows.index, rows.units)
-    training = TrainingRows(
-        x,
-        y,
-        rows.importance,
-        folds,
-        n_folds,
-        units,
-        context.seed,
-        executor.cores,
-        covariate=context.pivots[0].mode != "given",
-    )
-    memory = executor.trials((CrossFit, TreeMean))
-    found = better_trees(training, kinds, error, other, memory)
+    kernels = replace(context.search, memory=context.search.memory.or_tighter(needed))
+    context, begin = replace(context, search=kernels), time.perf_counter()
+    found = search.better(error, other)
     if found is None:
         return context, None
-    whole = recalled(memory, (found.kind, "all"), lambda: fitted_to_all(found, training))
-    scale = recalled(memory, (found.kind, "scale"), lambda: residual_scale(found, training))
-    if memory is not None:
-        memory.flush()
-    digest = digest_of([found.predicted, whole(training.x[:_ROWS])])
+    whole, scale = search.whole(found), search.scale(found)
+    digest = digest_of([found.predicted, whole(x[:_ROWS])])
     residuals = RegressorResiduals(whole, found.each, digest, scale=scale)
     return context, _Trees(residuals, KINDS[found.kind].words, time.perf_counter() - begin)
 
@@ -275,11 +299,15 @@ def regression(
     # Codes of labels have no trend: an empty range.
     labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
+    cores = context.executor.cores
     locations = [
-        (fit_mean_function(moments, sides[0].basis, here, scores, within=within), moments)
+        (
+            fit_mean_function(moments, sides[0].basis, here, scores, within=within, cores=cores),
+            moments,
+        )
         for sides, moments in candidates
     ]
     best, moments = max(locations, key=lambda each: float(each[0].skill.sum()))
     if not scaled:
         return best
-    return replace(best, residuals=scaled_residuals(best, moments, here))
+    return replace(best, residuals=scaled_residuals(best, moments, here, cores))

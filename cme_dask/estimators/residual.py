@@ -42,9 +42,16 @@ from cme_dask.estimators.support import (
     settled_values,
 )
 from cme_dask.estimators.tuned import search_kernels
-from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.learning.candidates import Tuning
-from cme_dask.learning.losses import Gain, HeldLaws, held_out_crps, paired_gain, screened_laws
+from cme_dask.learning.losses import (
+    Gain,
+    HeldLaws,
+    Place,
+    held_out_crps,
+    paired_gain,
+    screened_laws,
+)
 from cme_dask.models.location import LocationModel
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.given_location import of_both
@@ -449,9 +456,10 @@ def _gain(
     def scaled(atoms: Array, held: Array) -> Array:
         return residuals.scores(atoms) / deviation
 
-    return paired_gain(
-        held_out_crps(plain, z / deviation, scaled),
-        held_out_crps(moved, z / deviation, place),
-        share,
-        folding.units(rows.index, rows.units),
-    )
+    def scores(of: tuple[Iterator[HeldLaws], Place]) -> Array:
+        laws, atoms = of
+        return held_out_crps(laws, z / deviation, atoms)
+
+    both = [(plain, scaled), (moved, place)]
+    of_plain, of_moved = parallel_map(scores, both, context.executor.cores)
+    return paired_gain(of_plain, of_moved, share, folding.units(rows.index, rows.units))

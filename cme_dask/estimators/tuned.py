@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import beside, one_blas_thread, parallel_each
 from cme_dask.learning.candidates import KernelChoice, KernelPoint, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
-from cme_dask.learning.regression import regression_bytes
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
@@ -43,6 +43,17 @@ _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
 """The features of both variables, and their moments by fold."""
+
+
+class AheadSearch(Protocol):
+    """A search on the row sample that may begin beside that for kernels."""
+
+    def begin(self, threads: int, over: Callable[[], bool]) -> None:
+        """Make what can be made in so many threads, as long as it is not over."""
+
+    def needs(self, threads: int) -> int:
+        """Peak of memory in bytes."""
+
 
 Specify = Callable[[MomentReduction, JointSolver], tuple[MomentReduction, ComputeMode]]
 
@@ -88,7 +99,7 @@ def search_kernels(
     given: tuple[Kernel | None, Kernel | None],
     options: Tuning,
     learn_reg: bool,
-    other: Callable[[], None] | None = None,
+    location: AheadSearch | None = None,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -102,9 +113,9 @@ def search_kernels(
         See :func:`cme_dask.learning.problems.search_joint`.
     learn_reg
         Whether the ridge is learned, unless a constraint on a partition keeps its own.
-    other
-        A search for the kernel of a location, which is made at the same time if there are cores
-        and memory for it.
+    location
+        The search for a location, which begins at the same time if there are cores and memory for
+        it.
 
     Raises
     ------
@@ -114,13 +125,11 @@ def search_kernels(
         If it does not fit into memory.
     """
     rows, solver = context.rows.prefix(options.rows), context.solver
-    cores, together, memory = _way_to_search(
-        context, len(rows), options.max_rank, together=other is not None
-    )
+    cores, ahead, memory = _way_to_search(context, len(rows), options.max_rank, location)
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    with beside(other) if other is not None and together else nullcontext():
+    with nullcontext() if location is None or not ahead else beside(partial(location.begin, ahead)):
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -151,35 +160,35 @@ def search_kernels(
 
 
 def _way_to_search(
-    context: FitContext, rows: int, max_rank: int, *, together: bool
-) -> tuple[int, bool, MemoryPlan]:
-    """The threads of the search, whether that for a location runs beside it, and their memory.
+    context: FitContext, rows: int, max_rank: int, location: AheadSearch | None
+) -> tuple[int, int, MemoryPlan]:
+    """The threads of the search, those of the search for a location beside it, and their memory.
 
     The result is the same in any way: the fastest one is taken that fits. ResourceError if none
     does.
     """
-    of_x, of_y = (len(each.names) for each in context.sample.columns)
+    columns = sum(len(each.names) for each in context.sample.columns)
     held = (
         extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held
     )
 
-    def plan(cores: int, together: bool) -> MemoryPlan:
-        searched = search_bytes(rows, of_x + of_y, max_rank, FOLDS, cores)
-        needed = searched, regression_bytes(rows, of_x)
+    def plan(cores: int, ahead: int) -> MemoryPlan:
+        searched = search_bytes(rows, columns, max_rank, FOLDS, cores)
+        other = 0 if location is None else location.needs(max(ahead, 1))
         return context.executor.check_alone(
             "the search for kernels",
-            sum(needed) if together else max(needed),
+            searched + other if ahead else max(searched, other),
             held,
             f"search on fewer rows than {rows:,}, tuning=Tuning(rows={rows // 2}), or lower "
             "max_rank of the tuning, or give kernels",
         )
 
     most = context.executor.cores
-    ways = [(most - 1, True), (1, True)] if together and most > 1 else []
-    for cores, beside_other in (*ways, (most, False)):
+    ways = [(most - 1, most - 1), (1, 1)] if location is not None and most > 1 else []
+    for cores, ahead in (*ways, (most, 0)):
         with suppress(ResourceError):
-            return cores, beside_other, plan(cores, beside_other)
-    return 1, False, plan(1, together=False)
+            return cores, ahead, plan(cores, ahead)
+    return 1, 0, plan(1, 0)
 
 
 @dataclass(frozen=True, eq=False)

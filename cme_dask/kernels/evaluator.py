@@ -351,11 +351,22 @@ def parallel_each(
 
 
 @contextlib.contextmanager
-def beside(work: Callable[[], object]) -> Iterator[None]:
-    """Do ``work`` in a thread while the block runs, and wait for its end."""
+def beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
+    """Work ahead in a thread while the block runs.
+
+    Parameters
+    ----------
+    work
+        Called with a function that is true from the end of the block on: what is not begun by then
+        is left to whoever needs it.
+    """
+    over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(copy_context().run, work)
-        yield
+        done = thread.submit(copy_context().run, work, over.is_set)
+        try:
+            yield
+        finally:
+            over.set()
         done.result()
 
 

@@ -54,6 +54,40 @@ class TrialsHere(dict[Any, Any]):
         """Nothing is written."""
 
 
+class Over(Exception):
+    """What is made ahead is not needed any more."""
+
+
+@dataclass(frozen=True)
+class AheadTrials:
+    """A memory of trials that are made ahead: it raises :class:`Over` as soon as that is over.
+
+    Attributes
+    ----------
+    memory
+        Where they are found again.
+    over
+        Whether it is.
+    """
+
+    memory: TrialMemory
+    over: Callable[[], bool]
+
+    def get(self, key: Any) -> Any:
+        """What the trial gave, or None."""
+        if self.over():
+            raise Over
+        return self.memory.get(key)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Retain what the trial gave."""
+        self.memory.put(key, value)
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        self.memory.flush()
+
+
 def recalled(memory: TrialMemory | None, key: Any, trial: Callable[[], T]) -> T:
     """What a trial gives; from memory, where it was made before."""
     if memory is None:

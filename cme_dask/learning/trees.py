@@ -5,6 +5,7 @@ Scikit-learn's trees are imported where they are needed: answers of models do no
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from cme_dask.learning.candidates import TrialMemory, recalled
+from cme_dask.kernels.evaluator import beside
+from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsHere, recalled
 from cme_dask.numerics.folds import relative_weights
 from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.scoring import column_deviations, law_error, law_errors, mean_and_error
@@ -39,6 +41,7 @@ _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make m
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
+_PER_ROUND = 2  # parts of a round after the first one
 
 
 # From scikit-learn's trees to arrays
@@ -143,7 +146,12 @@ def _stacked(each: Sequence[TreeMean], covariate: bool) -> TreeMean:
     return TreeMean.of(one.name, one.width, constant, trees, single=one.single, covariate=covariate)
 
 
-def trees_bytes(rows: int, columns: tuple[int, int], threads: int) -> int:
+def compared_rows(rows: int) -> int:
+    """On how many rows of a row sample kinds that may be best are compared."""
+    return rows if rows <= 2 * ROWS[1] else ROWS[1]
+
+
+def trees_bytes(rows: int, columns: tuple[int, int], threads: int, parts: int = PARTS) -> int:
     """Peak of the comparison of trees, and of fitting the best ones to all rows.
 
     Parameters
@@ -154,18 +162,20 @@ def trees_bytes(rows: int, columns: tuple[int, int], threads: int) -> int:
         Numbers d and q of the columns of x and of y.
     threads
         Fits that run at the same time.
+    parts
+        Fits of each kind.
     """
     d, q = columns
     # Of each fit at the same time: its rows, as float32 once more, binned, sorted and predicted.
-    working = min(threads, PARTS) * rows * (2 * d + 6 * q) * _WORD
+    working = min(threads, parts) * rows * (2 * d + 6 * q) * _WORD
     # Nodes of all trees of a fit: a forest's leaves hold one and a half times the least rows.
     leaf = max(1, rows // _LEAVES)
     forest = _FOREST * 2 * int(rows / (1.5 * leaf))
     boosted = q * _MORE * 2 * _Boosting.leaves
-    nodes = PARTS * (forest + 2 * boosted)
+    nodes = parts * (forest + 2 * boosted)
     # Of a kind scikit-learn's trees stand beside the arrays, which all kinds retain.
     arrays = nodes * (4 + q) * _WORD
-    return working + arrays + PARTS * max(forest, boosted) * (_NODE + q * _WORD)
+    return working + arrays + parts * max(forest, boosted) * (_NODE + q * _WORD)
 
 
 # Cross-fits, and their choice
@@ -390,10 +400,12 @@ class _Parts:
         self._curve = np.zeros(0)
         self._steps: int | None = None
 
-    def least(self, rows: int) -> int:
-        """How many parts, the first ones, hold so many rows."""
+    @property
+    def rounds(self) -> list[int]:
+        """How many parts are fitted at the end of each round of a race."""
         held = np.cumsum([self._held(k).sum() for k in range(self.count)])
-        return min(int(np.searchsorted(held, rows)) + 1, self.count)
+        first = min(int(np.searchsorted(held, _RACED)) + 1, self.count)
+        return [*range(first, self.count, _PER_ROUND), self.count]
 
     def _held(self, part: int) -> Array:
         return self._parts[self._rows.folds] == part
@@ -401,6 +413,8 @@ class _Parts:
     def fit(self, count: int, threads: int) -> None:
         """Fit those of the first parts that are not fitted yet, with as many steps as it takes."""
         rows, kind = self._rows, KINDS[self.kind]
+        if len(self._fits) >= count:
+            return
 
         def fitted(k: int) -> Any:
             return kind(rows, ~self._held(k), self._quick, self._steps)
@@ -498,21 +512,16 @@ def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:
     return mean
 
 
-def better_trees(
-    rows: TrainingRows,
-    kinds: Sequence[str],
-    error: float,
-    ridge: Callable[[TrainingRows], Array],
-    memory: TrialMemory | None = None,
-) -> CrossFit | None:
+class TreeSearch:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows. Those
     that are not far behind are fitted to 8,192, or to all rows where these are at most twice as
-    many. The first parts of the folds, of 200 rows or more, are fitted before the others, and kinds
-    that are clearly behind there are left out. Of the others the best one is taken that is better
-    than the ridge regression by 1 %, or by two standard errors of the difference over units of
-    rows, by this error or by the squared one, and not as much worse by the other.
+    many. The first parts of the folds, of 200 rows or more, are fitted before the others, which
+    follow two at a time, and kinds that are clearly behind on those so far are left out. Of the
+    others the best one is taken that is better than the ridge regression by 1 %, or by two standard
+    errors of the difference over units of rows, by this error or by the squared one, and not as
+    much worse by the other.
 
     Parameters
     ----------
@@ -520,67 +529,155 @@ def better_trees(
         The rows.
     kinds
         Which are tried, of ``KINDS``.
-    error
-        Of the ridge regression on the 1,000 rows.
-    ridge
-        What it predicts for rows of other folds, shape (n, q).
     memory
         Of trees that an earlier start of the same fit has made.
     """
-    # What a comparison fits serves the fit as well where it takes all rows.
-    few, many = rows.first(ROWS[0]), rows if len(rows.x) <= 2 * ROWS[1] else rows.first(ROWS[1])
-    if not kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
+
+    def __init__(
+        self, rows: TrainingRows, kinds: Sequence[str], memory: TrialMemory | None = None
+    ) -> None:
+        self._rows, self._kinds = rows, kinds
+        self._memory: TrialMemory = TrialsHere() if memory is None else memory
+        # What a comparison fits serves the fit as well where it takes all rows.
+        self._few, self._many = rows.first(ROWS[0]), rows.first(compared_rows(len(rows.x)))
+        self._parts: dict[str, _Parts] = {}
+
+    def begin(self, error: float, threads: int, over: Callable[[], bool]) -> None:
+        """Fit ahead what :meth:`better` will most likely need.
+
+        Parameters
+        ----------
+        error
+            What that of the ridge regression on the 1,000 rows may be.
+        threads
+            Fits that run at the same time.
+        over
+            Whether to leave the rest to it.
+        """
+        with suppress(Over):
+            near = self._near(error, threads, AheadTrials(self._memory, over))
+            if near and self._memory.get(("race", *near)) is None:
+                self._fit(near, 0, threads, over)
+
+    def ahead_bytes(self, threads: int) -> int:
+        """Peak of :meth:`begin`."""
+        rows = self._many
+        parts = max(1, -(-_RACED * PARTS // len(rows.x)))  # as many as hold out these rows
+        return trees_bytes(len(rows.x), rows.widths, threads, min(parts, PARTS))
+
+    def better(self, error: float, ridge: Callable[[TrainingRows], Array]) -> CrossFit | None:
+        """The trees, or None.
+
+        Parameters
+        ----------
+        error
+            Of the ridge regression on the 1,000 rows.
+        ridge
+            What it predicts for rows of other folds, shape (n, q).
+        """
+        rows, many, memory = self._rows, self._many, self._memory
+        near = self._near(error, rows.threads, memory)
+        if not near:
+            return None
+        ahead = partial(self.begin, error, rows.threads - 1)
+        with beside(ahead) if rows.threads > 1 else nullcontext():
+            other = ridge(many)
+        left = recalled(memory, ("race", *near), lambda: self._raced(near, other))
+        whole = [
+            recalled(memory, (kind, len(many.x), False), partial(self._whole, kind))
+            for kind in left
+        ]
+        self._parts.clear()
+        for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
+            if _is_better(best.predicted, other, many):
+                if len(many.x) == len(rows.x):
+                    return best
+                key = best.kind, len(rows.x), False
+                return recalled(memory, key, partial(cross_fitted, best.kind, rows))
         return None
-    if np.abs(rows.x).max(initial=0.0) > np.finfo(np.float32).max:  # as which trees compare it
-        return None
 
-    def fitted(kind: str, some: TrainingRows, quick: bool = False) -> CrossFit:
-        key = kind, len(some.x), quick
-        return recalled(memory, key, lambda: cross_fitted(kind, some, quick=quick))
+    def whole(self, found: CrossFit) -> TreeMean:
+        """The trees of :meth:`better`, fitted to all rows."""
+        return recalled(self._memory, (found.kind, "all"), lambda: fitted_to_all(found, self._rows))
 
-    trials = [fitted(kind, few, quick=True) for kind in kinds]
-    reached = [law_error(one.predicted, few.y, few.weights) for one in trials]
-    far = _FAR + _FARTHER * np.log2(len(many.x) / len(few.x))
-    far *= min(error, *reached)
-    near = [kind for kind, each in zip(kinds, reached, strict=True) if each < far]
-    if not near:
-        return None
-    other = ridge(many)
-    racing = {kind: _Parts(kind, many) for kind in near}
-    first = recalled(memory, ("race", *near), lambda: _raced([*racing.values()], other, many))
-    racing = {kind: racing[kind] for kind in first}
-    # Popped, so that scikit-learn's trees of one kind at a time are held.
-    whole = [
-        recalled(memory, (kind, len(many.x), False), partial(racing.pop(kind).whole, many.threads))
-        for kind in first
-    ]
-    for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
-        if _is_better(best.predicted, other, many):
-            same = len(best.predicted) == len(rows.x)
-            return best if same else fitted(best.kind, rows)
-    return None
+    def scale(self, found: CrossFit) -> Array:
+        """Errors of :meth:`whole` over those of the trees of :meth:`better`, shape (q,)."""
+        scale = recalled(
+            self._memory, (found.kind, "scale"), lambda: residual_scale(found, self._rows)
+        )
+        self._memory.flush()
+        return scale
 
+    def _near(self, error: float, threads: int, memory: TrialMemory) -> list[str]:
+        """The kinds that are not far behind on few rows."""
+        few, count = self._few, len(self._many.x)
+        if not self._kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
+            return []
+        # As which trees compare it.
+        if np.abs(self._rows.x).max(initial=0.0) > np.finfo(np.float32).max:
+            return []
 
-def _raced(racing: Sequence[_Parts], other: Array, rows: TrainingRows) -> tuple[str, ...]:
-    """The kinds that are not clearly behind another location, nor behind the best of them.
+        def trial(kind: str) -> CrossFit:
+            return cross_fitted(kind, replace(few, threads=threads), quick=True)
 
-    They are compared on the first parts, as many as hold out enough rows.
-    """
-    count = racing[0].least(_RACED)
-    inner = max(1, rows.threads // len(racing))
-    _at_once(lambda k: racing[k].fit(count, inner), range(len(racing)), rows.threads)
-    held = [parts.held_out() for parts in racing]
-    seen, _ = held[0]
-    y, share = rows.y[seen], rows.weights[seen] / rows.weights[seen].sum()
-    errors = [law_errors(predicted[seen], y, share) for _, predicted in held]
-    best = min(errors, key=lambda one: float(share @ one))
-    before = law_errors(other[seen], y, share)
-    clearness = partial(_clearness, weights=share, units=rows.units[seen])
-    return tuple(
-        parts.kind
-        for parts, error in zip(racing, errors, strict=True)
-        if clearness(before - error) > -_CLEAR and clearness(error - best) < _NEARLY
-    )
+        each = [
+            recalled(memory, (kind, len(few.x), True), partial(trial, kind)) for kind in self._kinds
+        ]
+        reached = [law_error(one.predicted, few.y, few.weights) for one in each]
+        far = _FAR + _FARTHER * np.log2(count / len(few.x))
+        far *= min(error, *reached)
+        return [kind for kind, one in zip(self._kinds, reached, strict=True) if one < far]
+
+    def _fit(
+        self,
+        kinds: Sequence[str],
+        number: int,
+        threads: int,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Fit the parts of a round for these kinds, or for some if it is over before."""
+        inner = max(1, threads // len(kinds))
+
+        def fit(k: int) -> None:
+            if not over():
+                parts = self._parts.setdefault(kinds[k], _Parts(kinds[k], self._many))
+                parts.fit(parts.rounds[number], inner)
+
+        _at_once(fit, range(len(kinds)), threads)
+
+    def _raced(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
+        """The kinds that are not clearly behind another location, nor behind the best of them."""
+        left = tuple(kinds)
+        for number, _ in enumerate(_Parts(kinds[0], self._many).rounds[:-1]):
+            self._fit(left, number, self._many.threads)
+            left = self._not_behind(left, other)
+            if not left:
+                break
+        return left
+
+    def _not_behind(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
+        """Those of the kinds that are not, at the rows that their parts so far hold out."""
+        rows = self._many
+        held = [self._parts[kind].held_out() for kind in kinds]
+        seen, _ = held[0]
+        y, share = rows.y[seen], rows.weights[seen] / rows.weights[seen].sum()
+        errors = [law_errors(predicted[seen], y, share) for _, predicted in held]
+        best = min(errors, key=lambda one: float(share @ one))
+        before = law_errors(other[seen], y, share)
+        clearness = partial(_clearness, weights=share, units=rows.units[seen])
+        return tuple(
+            kind
+            for kind, error in zip(kinds, errors, strict=True)
+            if clearness(before - error) > -_CLEAR and clearness(error - best) < _NEARLY
+        )
+
+    def _whole(self, kind: str) -> CrossFit:
+        """The cross-fit of all parts, in rounds: the first ones tell how many steps it takes."""
+        count = len(_Parts(kind, self._many).rounds)
+        for number in range(count):
+            self._fit([kind], number, self._many.threads)
+        # Popped, so that scikit-learn's trees of one kind at a time are held.
+        return self._parts.pop(kind).whole(self._many.threads)
 
 
 def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.polynomial import legendre
 
 from cme_dask.kernels.base import is_a
+from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
@@ -256,7 +257,7 @@ class LearnedCalibration:
 
 
 def learn_calibration(
-    folds: Sequence[HeldRows], means: Array, columns: Sequence[int]
+    folds: Sequence[HeldRows], means: Array, columns: Sequence[int], cores: int = 1
 ) -> LearnedCalibration:
     r"""The exponents of the largest mean log density at held-out rows, by Newton's method.
 
@@ -277,38 +278,40 @@ def learn_calibration(
         Of the cells, shape (S, d).
     columns
         Positions of the columns to calibrate.
+    cores
+        Threads: a fold each.
     """
     levels, n = Levels(means, columns), sum(len(fold.cells) for fold in folds)
     few, many = (terms * len(columns) for terms in _TERMS)
-    simple = _learned(folds, levels, means, np.zeros(few))
+    simple = _learned(folds, levels, means, np.zeros(few), cores)
     if n < _ENOUGH or not columns:
         return simple
     start = np.zeros(many)
     start[:few] = simple.calibration.exponents[:, list(columns)].ravel()
     total = float(sum(fold.weights.sum() for fold in folds))
-    gradients, curvatures = _derivatives(folds, levels, start, total, n)
+    gradients, curvatures = _derivatives(folds, levels, start, total, n, cores)
     gradient = gradients.sum(axis=0)
     step = np.linalg.solve(curvatures.sum(axis=0), gradient)
     if 0.5 * gradient @ step * n <= _PROMISED * (many - few):
         return simple
     start += step / max(1.0, float(np.abs(step).max()))
-    return max(simple, _learned(folds, levels, means, start), key=lambda one: one.gain)
+    return max(simple, _learned(folds, levels, means, start, cores), key=lambda one: one.gain)
 
 
 def _learned(
-    folds: Sequence[HeldRows], levels: "Levels", means: Array, theta: Array
+    folds: Sequence[HeldRows], levels: "Levels", means: Array, theta: Array, cores: int
 ) -> LearnedCalibration:
     """The calibration with as many numbers as ``theta`` has, from which the method starts."""
     n = sum(len(fold.cells) for fold in folds)
     total = float(sum(fold.weights.sum() for fold in folds))
     for _ in range(_STEPS):
-        gradients, curvatures = _derivatives(folds, levels, theta, total, n)
+        gradients, curvatures = _derivatives(folds, levels, theta, total, n, cores)
         step = np.linalg.solve(curvatures.sum(axis=0), gradients.sum(axis=0))
         # A law has few cells at its ends: a step much longer than 1 leaves what is linear here.
         theta = theta + step / max(1.0, float(np.abs(step).max()))
         if np.abs(step).max() <= _CONVERGED:
             break
-    gradients, curvatures = _derivatives(folds, levels, theta, total, n)
+    gradients, curvatures = _derivatives(folds, levels, theta, total, n, cores)
     values = []
     for i, fold in enumerate(folds):
         rest = np.delete(np.arange(len(folds)), i)
@@ -324,11 +327,11 @@ def _learned(
 
 
 def _derivatives(
-    folds: Sequence[HeldRows], levels: Levels, theta: Array, total: float, n: int
+    folds: Sequence[HeldRows], levels: Levels, theta: Array, total: float, n: int, cores: int
 ) -> tuple[Array, Array]:
     """Gradient and minus the Hessian of the objective, a part of it for each fold."""
-    gradients, curvatures = [], []
-    for fold in folds:
+
+    def of_fold(fold: HeldRows) -> tuple[Array, Array]:
         gradient, curvature = np.zeros(len(theta)), np.zeros((len(theta), len(theta)))
         for here, features in _features(fold, levels, theta):
             laws = _tilted(fold.laws[here], np.tensordot(theta, features, axes=1))[0]
@@ -342,8 +345,9 @@ def _derivatives(
             curvature += weighted.reshape(rows) @ features.reshape(rows).T
             curvature -= (mean * weights) @ mean.T
         part = len(fold.cells) / n
-        gradients.append(gradient - part * theta / n)
-        curvatures.append(curvature + part * np.eye(len(theta)) / n)
+        return gradient - part * theta / n, curvature + part * np.eye(len(theta)) / n
+
+    gradients, curvatures = zip(*parallel_map(of_fold, folds, cores), strict=True)
     return np.array(gradients), np.array(curvatures)
 
 

@@ -10,6 +10,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import stdtrit
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.moments import Moments, MomentSums
 from cme_dask.numerics.problem import JointProblem, JointSolution, Regularization, SolverInfo
@@ -49,7 +50,7 @@ def interval_factor(folds: int, level: Any = 0.95) -> float:
 
 
 def held_out(
-    moments: MomentSums, evaluate: Callable[[Moments, Moments], Evaluated]
+    moments: MomentSums, evaluate: Callable[[Moments, Moments], Evaluated], cores: int = 1
 ) -> tuple[list[Evaluated], Array]:
     """Evaluate refits on each fold that can be held out, from moments alone.
 
@@ -59,18 +60,22 @@ def held_out(
         By fold.
     evaluate
         Called with the means over the rows of the other folds, and over those of the fold.
+    cores
+        Threads: a fold each.
 
     Returns
     -------
     values : list, of the folds that can be held out
     shares : (F,), of the weight, sum 1
     """
-    values, weights = [], []
-    for rest, held in moments.split_folds():
-        values.append(evaluate(rest, held))
-        weights.append(held.weight)
-    shares = np.array(weights)
-    return values, shares / shares.sum() if weights else shares
+
+    def of_fold(fold: int) -> tuple[Evaluated, float]:
+        held = moments.means(fold=fold)
+        return evaluate(moments.means(without=fold), held), held.weight
+
+    each = parallel_map(of_fold, moments.held_out_folds, cores)
+    shares = np.array([weight for _, weight in each])
+    return [value for value, _ in each], shares / shares.sum() if each else shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from scipy.linalg import solve_triangular
 from cme_dask.codec import Shape
 from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import Kernel
+from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
@@ -271,14 +272,14 @@ class FittedMeanFunction:
 
 @dataclass(frozen=True, eq=False)
 class _Fitted:
-    """Functions a + N(x)^T B + t(x)^T T of x for each column z."""
+    """Functions a + N(x)^T B + t(x)^T T of x for each column z; several stand one after another."""
 
     constant: Array
     slope: Array
     trend: Array
 
     def error(self, held: Moments, columns: slice) -> Array:
-        """E (a + N^T B + t^T T - z)^2 over other rows, shape (q,)."""
+        """E (a + N^T B + t^T T - z)^2 over other rows, shape (..., q)."""
         return held.squared_error("x", "y", self.constant, self.slope, columns, self.trend)
 
 
@@ -327,9 +328,10 @@ class _Ridge:
         _, n_t, t_z = self.cross
         return _Fitted(self.mean[0], np.zeros((len(n_t), t_z.shape[1])), np.zeros(t_z.shape))
 
-    def solve(self, ridges: Any) -> _Fitted:
-        """The functions for one ridge, or one of each column (q,)."""
-        slope = self.transform @ (self.target / (self.eigenvalues[:, None] + ridges))
+    def solve(self, ridges: Array) -> _Fitted:
+        """The functions for one ridge of each column, shape (q,), or for several, (..., q)."""
+        smoothed = self.target / (self.eigenvalues[:, None] + ridges[..., None, :])
+        slope = np.moveaxis(np.tensordot(self.transform, smoothed, (1, -2)), 0, -2)
         inverse, n_t, t_z = self.cross
         trend = inverse @ (t_z - n_t.T @ slope)
         f, c, t = self.mean
@@ -353,6 +355,7 @@ def fit_mean_function(
     ridges: Iterable[float] = RIDGES,
     *,
     within: tuple[Array, Array] | None = None,
+    cores: int = 1,
 ) -> FittedMeanFunction:
     """Locations of functions of y given x, without each fold and of all rows.
 
@@ -375,6 +378,8 @@ def fit_mean_function(
     within
         Least and largest x of the trend, shapes (d,); a column where they are equal has none.
         Default no trends.
+    cores
+        Threads: a fold each.
 
     Raises
     ------
@@ -395,12 +400,11 @@ def fit_mean_function(
     d = basis.points.shape[1]
     low, high = (np.zeros(d), np.zeros(d)) if within is None else within
 
-    def refit(rest: Moments, own: Moments) -> tuple[_Ridge, list[Array], Array]:
+    def refit(rest: Moments, own: Moments) -> tuple[_Ridge, Array, Array]:
         fit = _Ridge.of(rest, columns, low < high)
-        errors = [fit.solve(ridge).error(own, columns) for ridge in grid]
-        return fit, errors, fit.flat.error(own, columns)
+        return fit, fit.solve(grid[:, None]).error(own, columns), fit.flat.error(own, columns)
 
-    refits, share = held_out(moments, refit)
+    refits, share = held_out(moments, refit, cores)
     fits, errors, baselines = zip(*refits, strict=True)
     chosen = _simplest(np.array(errors), share)
     ridge = grid[chosen]
@@ -433,7 +437,7 @@ def fit_mean_function(
 
 
 def scaled_residuals(
-    fitted: FittedMeanFunction, moments: MomentSums, columns: slice
+    fitted: FittedMeanFunction, moments: MomentSums, columns: slice, cores: int = 1
 ) -> RidgeResiduals:
     """Its residuals, with their scale, from refits that leave out pairs of folds.
 
@@ -441,18 +445,21 @@ def scaled_residuals(
     ----------
     fitted
         The location.
-    moments, columns
-        What it was fitted to, see :func:`fit_mean_function`.
+    moments, columns, cores
+        As in :func:`fit_mean_function`.
     """
     residuals, held = fitted.residuals, moments.held_out_folds
     location, places = residuals.location, {fold: k for k, fold in enumerate(held)}
     pairs = fold_pairs(held)
     if not pairs:
         return residuals
-    trend, fewer = location.low < location.high, []
-    for pair in pairs:
+    trend = location.low < location.high
+
+    def errors(pair: tuple[int, ...]) -> list[Array]:
         refit = _Ridge.of(moments.means(without=pair), columns, trend).solve(fitted.ridges)
-        fewer += [refit.error(moments.means(fold=fold), columns) for fold in pair]
+        return [refit.error(moments.means(fold=fold), columns) for fold in pair]
+
+    fewer = [error for each in parallel_map(errors, pairs, cores) for error in each]
     some = [places[fold] for pair in pairs for fold in pair]
     out = float(fitted.share[some].mean())
     scale = error_of_all(

@@ -328,11 +328,11 @@ class Moments:
         given, of
             The variable that predicts, and the one that is predicted.
         constant, slope
-            a and B, shapes (q,) and (m, q), or (..., m, q) of several predictions.
+            a and B, shapes (q,) and (m, q), or (..., q) and (..., m, q) of several predictions.
         columns
             Positions of the q predicted functions among those of the variable.
         trend
-            T, shape (d, q); default none.
+            T, shape (d, q) or (..., d, q); default none.
 
         Returns
         -------
@@ -343,16 +343,18 @@ class Moments:
         mean = (self.means[f"f({of})"] - self.shifts[of])[columns]
         square = np.diag(self.blocks[f_of, f_of])[columns]
         cross = self.blocks[given, f_of][:, columns]
-        model = (slope * (self.blocks[given, given] @ slope)).sum(axis=-2)
+        # One product for all predictions.
+        product = np.moveaxis(np.tensordot(self.blocks[given, given], slope, (1, -2)), 0, -2)
+        model = (slope * product).sum(axis=-2)
         if trend is not None:
-            d = len(trend)
+            d = trend.shape[-2]
             shift = self.shifts[given][:d]
             offset = offset + shift @ trend
             mean = mean - (self.means[f"f({given})"][:d] - shift) @ trend
             left = self.blocks[given, f_given][:, :d] @ trend
             right = self.blocks[f_given, f_of][:d, columns]
-            model = model + 2 * (slope * left).sum(axis=-2) - 2 * (trend * right).sum(axis=0)
-            model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=0)
+            model = model + 2 * (slope * left).sum(axis=-2) - 2 * (trend * right).sum(axis=-2)
+            model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=-2)
         model = model + 2 * offset * (self.means[given] @ slope)
         return np.maximum(
             offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=-2), 0.0
