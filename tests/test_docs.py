@@ -124,6 +124,7 @@ def run_line(line):
             ["bash", "-c", line], env=scripts(), stderr=subprocess.STDOUT, stdout=-1, text=True
         )
         return done.returncode, done.stdout
+    assert "sample" not in args or "--rows" in args  # which is cut, but must be given
     args += [more for word in args for more in CUT.get(word, [])]
     commands = beside if line.startswith(BESIDE) else cli
     done = CliRunner().invoke(commands, args, catch_exceptions=False)

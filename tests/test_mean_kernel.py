@@ -74,7 +74,7 @@ def test_gradients_equal_finite_differences():
 
     assert slope(change, 0.0) == pytest.approx(float((found.in_gram * change).sum()), rel=1e-6)
     assert slope(0.0 * change, reg) == pytest.approx(found.in_reg * reg, rel=1e-6)
-    np.testing.assert_array_equal(found.in_gram, found.in_gram.T)
+    np.testing.assert_allclose(found.in_gram, found.in_gram.T, rtol=0, atol=1e-14)
 
 
 def learned(x, y, **options):

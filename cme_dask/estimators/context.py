@@ -484,7 +484,9 @@ class FitContext:
         sketches = 3 * SKETCH * prefix_rows(rank, half, by_trace=True) * _WORD
         width = sum(source.shape[1] for source in self.sample.reads) + _ROW_SAMPLE_WORDS
         held = n * width * _WORD + self.held
-        return Cost(alone={"the choice of pivots": columns + sketches}, held=held)
+        # Rows as kernels map them: those that pivots are chosen from, and judged on.
+        mapped = 2 * half * max(len(each.names) for each in self.sample.columns) * _WORD
+        return Cost(alone={"the choice of pivots": columns + sketches + mapped}, held=held)
 
     def after_moments(self, features: tuple[FeatureBlock, ...]) -> Cost:
         """What the client holds in a pass that follows: the row sample, and moments by fold."""

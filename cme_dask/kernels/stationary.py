@@ -215,7 +215,10 @@ class Stationary(LengthScaled, abstract=True):
         u, v = (X - centre) / scales, (Z - centre) / scales
         squares_u, squares_v = u * u, v * v
         lengths = xp.sum(squares_u, axis=1)
-        squares = lengths[:, None] + xp.sum(squares_v, axis=1) - 2.0 * u @ v.T
+        # |u|^2 + |v|^2 - 2 u^T v as one product.
+        left = xp.concat([u, lengths[:, None], xp.ones_like(lengths)[:, None]], axis=1)
+        ends = xp.sum(squares_v, axis=1)[:, None]
+        squares = left @ xp.concat([-2.0 * v, xp.ones_like(ends), ends], axis=1).T
         slopes = self._slopes(xp, squares, weights)
         (far,) = xp.nonzero(lengths > _LOST)
         if far.shape[0]:
@@ -405,13 +408,11 @@ class Matern(Stationary):
 
     def slope(self, xp: Any, squares: Array) -> Array:
         """Return -nu exp(-s) times 1 / s, 1 or (1 + s) / 3, and 0 for 1 / s at 0."""
-        apart = squares > 0.0
-        s = xp.where(apart, xp.sqrt(2.0 * self.nu * xp.where(apart, squares, 1.0)), 0.0)
+        s = xp.sqrt(2.0 * self.nu * squares)
+        slope = -self.nu * xp.exp(-s)
         if self.nu < 1.0:
-            factor = xp.where(apart, 1.0 / xp.where(apart, s, 1.0), 0.0)
-        else:
-            factor = xp.ones_like(s) if self.nu < 2.0 else (1.0 + s) / 3.0
-        return -self.nu * factor * xp.exp(-s)
+            return xp.where(s > 0.0, slope / xp.where(s > 0.0, s, 1.0), 0.0)
+        return slope if self.nu < 2.0 else slope * ((1.0 + s) / 3.0)
 
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
         """From r^2 to s and to k, in place."""

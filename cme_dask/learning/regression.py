@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack
+from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, lapack
 from scipy.optimize import minimize
 
 from cme_dask.display import brief_repr
@@ -102,29 +102,31 @@ def held_out_error(
     Q_B = G_{:B} r_B the gradient in K is sum_B P_B Q_B^T - (sum_B P_B) (G T)^T, made symmetric, and
     that in r its weighted trace, sum_i dL/dK_ii / w_i.
     """
-    regularised = gram + np.diag(reg / weights)
+    regularised = np.array(gram.T, dtype=np.float64, order="F")
+    regularised[np.diag_indices(len(gram))] += reg / weights
     factor, failed = lapack.dpotrf(regularised, lower=1, overwrite_a=1)
     if failed:
         raise LinAlgError("not positive definite")
-    inverse, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    inverse, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)  # its lower triangle
     if failed:
         raise LinAlgError("singular")
-    inverse = inverse + inverse.T  # above the diagonal there are zeros
-    inverse[np.diag_indices(len(inverse))] *= 0.5
-    alpha = inverse @ targets
-    error, total, missed = 0.0, np.zeros_like(alpha), np.empty_like(alpha)
-    left, right = [], []
-    for fold in folds:
-        block = cho_factor(inverse[fold, fold], lower=True)
-        residuals = missed[fold] = cho_solve(block, alpha[fold])
-        pull = cho_solve(block, 2.0 * weights[fold, None] * residuals)
+    q, error, missed = targets.shape[1], 0.0, np.empty_like(targets)
+    alpha = blas.dsymm(1.0, inverse, targets, lower=1)
+    # s_B and r_B of all folds, each in columns of its own.
+    apart = np.zeros((2, len(folds), q, len(gram)))
+    for pull, own, fold in zip(*apart, folds, strict=True):
+        block = cho_factor(inverse[fold, fold], lower=True, check_finite=False)
+        residuals = missed[fold] = cho_solve(block, alpha[fold], check_finite=False)
+        own[:, fold] = residuals.T
+        weighted = 2.0 * weights[fold, None] * residuals
+        pull[:, fold] = cho_solve(block, weighted, check_finite=False).T
         error += float(weights[fold] @ (residuals**2).sum(axis=1))
-        columns = inverse[:, fold]
-        left.append(columns @ pull)
-        right.append(columns @ residuals)
-        total += left[-1]
-    in_gram = np.hstack(left) @ np.hstack(right).T - total @ alpha.T
-    in_gram = 0.5 * (in_gram + in_gram.T)
+    product = blas.dsymm(1.0, inverse, apart.reshape(-1, len(gram)).T, lower=1)
+    left, right = np.hsplit(product, 2)
+    total = left.reshape(len(gram), len(folds), q).sum(axis=1)
+    left, right = np.hstack([left, total]), np.hstack([right, -alpha])
+    # Made symmetric: (P Q^T + Q P^T) / 2.
+    in_gram = np.hstack([0.5 * left, 0.5 * right]) @ np.hstack([right, left]).T
     in_reg = float((np.diagonal(in_gram) / weights).sum())
     return HeldOutError(error, in_gram, in_reg, missed)
 
@@ -387,7 +389,8 @@ class _Descent:
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
         values = stage.values[point.form]
-        gram = np.asarray(self._kernels.inner(point)(values, values)) + stage.trend
+        gram = np.asarray(self._kernels.inner(point)(values, values))
+        gram += stage.trend
         return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds)
 
     def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:

@@ -658,11 +658,17 @@ def sampled_cholesky(
     step = 1 if sample.complete else 2
     points, rows = sample.parts[variable][::step], sample.index[::step]
     n, others = len(points), None
+    # Rows are mapped once, and not again for each block of pivots.
+    transform, base = kernel.unmapped
+
+    def factor_of(points: Array, rows: Array, weights: Array) -> PivotedFactor:
+        mapped = points if transform is None else transform(points)
+        return PivotedFactor(base, mapped, rows, weights, threads=threads)
+
     if not sample.complete:
         first = sample.prefix(2 * _CHECK_ROWS)
         check = first.parts[variable][1::2]
-        numbers, weights = np.arange(len(check)), first.importance[1::2]
-        others = PivotedFactor(kernel, check, numbers, weights, threads=threads)
+        others = factor_of(check, np.arange(len(check)), first.importance[1::2])
     limit = n if max_rank is None else min(max_rank, n)
     by_trace = tol >= _COARSE
     size, target = prefix_rows(0, n, by_trace=by_trace), tol
@@ -673,7 +679,7 @@ def sampled_cholesky(
         # Of a longer prefix, or by another rule, the choice goes on with the same pivots.
         if factor is None or len(factor.rows) != size or by_trace != (selector is not None):
             weights = sample.prefix(step * size).importance[::step]
-            longer = PivotedFactor(kernel, points[:size], rows[:size], weights, threads=threads)
+            longer = factor_of(points[:size], rows[:size], weights)
             if factor is not None:
                 longer.follow(factor, within=True)
             factor, selector, exhausted = longer, None, False  # no memory of those before
