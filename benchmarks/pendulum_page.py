@@ -190,7 +190,8 @@ def _paths_text(result: Result) -> Iterator[str]:
         "coefficients, and keep all pairs of their points: they need more coefficients, but fewer "
         "points, and the points of x decide what a query costs. The fits of this study accept a "
         f"larger `gap` than the default: theirs are at most {gap:.0e}. With all examples as "
-        f"pivots, `ConditionalMeanEmbedding` differs from the dense formula by {dense['library']:.0e}."
+        "pivots, `ConditionalMeanEmbedding` differs from the dense formula by "
+        f"{dense['library']:.0e}."
     )
 
 
