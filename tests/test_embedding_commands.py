@@ -200,6 +200,25 @@ def test_schedules_of_the_ridge(world, name, schedule, tmp_path):
     assert np.array_equal(model.predict([[0.5]]), expected.predict([[0.5]]))
 
 
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        (("--penalty", "columns"), {"penalty": "columns"}),
+        (("--gamma", "0.02"), {"gamma": [0.02]}),
+        (("--gamma", "0.02,0.05", "--relax", "yes"), {"gamma": [0.02, 0.05], "relax": True}),
+        (("--gamma-ratio", "0.1", "--penalty", "rows"), {"gamma_ratio": 0.1, "penalty": "rows"}),
+    ],
+)
+def test_penalties_of_a_sparse_embedding(world, options, changes, tmp_path):
+    folder, _, _ = world
+    command = ("fit", folder / "s.zarr", "--out", tmp_path / "m", "--estimator", "sparse", *FLAGS)
+    as_json(*command, *options, "--workers", 1)
+    expected = KINDS["sparse"](**GIVEN, **changes).fit(open_sample(str(folder / "s.zarr")))
+    assert np.array_equal(load(tmp_path / "m").coef, expected.model_.coef)
+    says = refused(*command, "--estimator", "embedding", *options, "--overwrite")
+    assert "the estimator embedding takes" in says
+
+
 def test_ridges_that_are_none_are_named(world, tmp_path):
     folder = world[0]
     command = ("fit", folder / "s.zarr", "--out", tmp_path / "m", *FLAGS)

@@ -70,6 +70,7 @@ from cme_dask.config import TOL
     "accept the model.",
 )
 @section_options("FitSection", "missing", "accuracy", "sample_size")
+@section_options("FitSection", "penalty", "gamma", "gamma_ratio", "relax")
 @section_options("FitSection", "batch_size", "max_iter", "learning_rate", "complexity_weight")
 @section_options("FitSection", "class_weight")
 @click.option(

@@ -25,6 +25,7 @@ from cme_dask.cli.values import (
     count,
     kernel,
     label_weights,
+    numbers,
     periodic,
     ridge,
     support_of,
@@ -285,11 +286,30 @@ class FitSection(_Section):
         "pass.",
     )
     method: Literal["pivots", "exact"] | None = None
-    penalty: Literal["l1", "rows", "columns", "rows-and-columns"] | None = None
-    gamma: float | list[float] | None = None
+    penalty: Annotated[
+        Literal["l1", "rows", "columns", "rows-and-columns"] | None,
+        Flag(type=click.Choice(["l1", "rows", "columns", "rows-and-columns"]), default="l1"),
+    ] = Field(
+        None,
+        description="Of sparse: what is few, coefficients (l1), points of x (rows), of y (columns) "
+        "or of both.",
+    )
+    gamma: Annotated[
+        float | list[float] | None,
+        Flag(type=numbers, metavar="NUMBER,...", default="chosen on held-out folds"),
+    ] = Field(None, description="Of sparse: strength of the penalty, or several of them.")
     n_gammas: int | None = Field(None, ge=1)
-    gamma_ratio: float | None = Field(None, gt=0.0, lt=1.0)
-    relax: bool | None = None
+    gamma_ratio: Annotated[float | None, Flag(default="0.001")] = Field(
+        None,
+        gt=0.0,
+        lt=1.0,
+        description="Of sparse: smallest over largest of the strengths that are tried.",
+    )
+    relax: Annotated[bool | None, Flag(metavar="yes|no", default="no")] = Field(
+        None,
+        description="Of sparse: solve again for the coefficients that are not zero, without the "
+        "penalty.",
+    )
     batch_size: Annotated[int | None, Flag(type=count, default="1000")] = Field(
         None, ge=2, description="Of multiclass: rows of a batch from which the kernel is learned."
     )
