@@ -178,6 +178,17 @@ def test_exec_is_clean_of_the_callers_environment(small_root, monkeypatch, tmp_p
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
 
 
+def test_pip_installs_into_the_environment_whatever_the_caller_set(small_root, monkeypatch):
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_USER"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://private")
+    options = {k: v for k, v in small_root.environment().items() if k.startswith("PIP_")}
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"):
+        assert name not in options
+    assert options["PIP_INDEX_URL"] == "https://private"
+    assert options["PIP_USER"] == "0"
+
+
 @pytest.mark.parametrize("command", ["docs", "notebooks", "package"])
 def test_scripts_of_the_project_run_in_its_environment(small_root, command):
     script = write(
@@ -303,13 +314,33 @@ def test_real_environment(tmp_path, project):
     assert time.perf_counter() - start < 2
 
 
-def test_a_python_without_venv_is_one_sentence(run, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("missing", ["ensurepip", "venv"])
+def test_a_python_without_venv_is_one_sentence(run, monkeypatch, capsys, tmp_path, missing):
+    code = f"import sys; sys.exit('No module named {missing}')"
+    python = write(tmp_path / "python", f'#!/bin/sh\nexec "{sys.executable}" -c "{code}"\n')
+    python.chmod(0o755)
     monkeypatch.setattr(run, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(run, "works", lambda _: False)
+    monkeypatch.setattr(run.sys, "_base_executable", str(python))
     monkeypatch.setattr(run.shutil, "which", lambda _: None)
     monkeypatch.setattr(run, "ensure_environment", run.build)
     assert run.main(["lint"]) == 3
     assert "install the package python3-venv" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_an_environment_that_cannot_be_made_is_explained_by_venv(
+    run, monkeypatch, capsys, tmp_path, link
+):
+    path = tmp_path / ".venv"
+    path.symlink_to("missing") if link else path.touch()
+    monkeypatch.setattr(run, "VENV", path)
+    monkeypatch.setattr(run.shutil, "which", lambda _: None)
+    monkeypatch.setattr(run, "ensure_environment", run.build)
+    assert run.main(["lint"]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"cannot make {path}: " in last
+    assert ("File exists" if link else "Not a directory") in last
+    assert "python3-venv" not in last
 
 
 @pytest.mark.parametrize(
@@ -330,17 +361,16 @@ def test_packages_come_by_uv_unless_pip_knows_better(
 
     def call(command, **_):
         words = [str(word) for word in command]
-        if words[1:] == ["-m", "venv", "--clear", str(run.VENV)]:
-            return 0
         assert "install" in words
         tool = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
         made.append(f"{tool} {'.' if '.[dev]' in words else words[-1]}")
         return int(made[-1] in refused)
 
-    listed = types.SimpleNamespace(stdout=settings.encode())
+    listed = types.SimpleNamespace(returncode=0, stdout=settings.encode())
     monkeypatch.setattr(run, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(run.shutil, "which", lambda _: None)
     monkeypatch.setattr(run.subprocess, "call", call)
+    # Of venv, and of pip about its configuration.
     monkeypatch.setattr(run.subprocess, "run", lambda command, **_: listed)
     run.build()
     assert made == expected
