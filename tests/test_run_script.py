@@ -225,6 +225,25 @@ def test_steps_run_at_once(small_root, capfd):
     assert sorted(captured.err.splitlines()) == ["a is done", "run: step_a", "run: step_b"]
 
 
+def test_the_end_of_the_script_is_that_of_its_steps(small_root):
+    write(
+        small_root.ROOT / "pytest.py",
+        "import os, pathlib, time\n"
+        "pathlib.Path('aside').write_text(str(os.getpid()))\n"
+        "os.rename('aside', 'started')\n"
+        "time.sleep(60)\n",
+    )
+    script = subprocess.Popen([sys.executable, small_root.ROOT / "run", "test", "-x"])
+    started = small_root.ROOT / "started"
+    while not started.exists():
+        assert script.poll() is None
+        time.sleep(0.01)
+    script.terminate()
+    assert script.wait() == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+
+
 def test_later_steps_run_after_a_failed_one(small_root, capfd):
     assert small_root.run_all([["no_such_module"], ["json.tool", "--help"]]) == 1
     captured = capfd.readouterr()
