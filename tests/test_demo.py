@@ -1,14 +1,16 @@
 import errno
+import io
 import json
 import shutil
 from collections import Counter
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from zarr.storage import LocalStore
 
 from cme_dask import load
-from cme_dask.cli import cli, demo, plots
+from cme_dask.cli import cli, demo, plots, tables
 from cme_dask.data.generate import write_normal3
 from cme_dask.models import plots as drawing
 
@@ -61,6 +63,28 @@ def test_the_demo_finds_the_truth_and_reuses_its_store(tmp_path):
         "predict",
     ):
         assert text in stdout
+
+
+@pytest.mark.parametrize("command", ["cme-dask", "python3 run exec -- cme-dask"])
+def test_suggested_commands_begin_as_the_caller_runs_them(monkeypatch, command):
+    monkeypatch.delenv("CME_DASK_COMMAND", raising=False)
+    if command != "cme-dask":
+        monkeypatch.setenv("CME_DASK_COMMAND", command)
+    monkeypatch.setattr(tables, "fit_tables", lambda _: ())
+    point = {"x": 0.0, "quantiles": [0.0] * 3, "true_quantiles": [0.0] * 3}
+    value = {"value": 0.0, "std": 0.1, "truth": 0.0}
+    functions = dict.fromkeys(("y1", "y2", "y1 <= y2"), value)
+    result = {
+        "fit": {"model": "m.zarr"},
+        "points": [{**point, "functions": functions}],
+        "picture": None,
+        "seconds": 1.0,
+    }
+    *_, done = demo.demo_tables(result)
+    console = Console(width=200, file=io.StringIO())
+    console.print(done)
+    assert f"try next  {command} info m.zarr" in console.file.getvalue()
+    assert console.file.getvalue().count(f"{command} ") == 4
 
 
 @pytest.fixture

@@ -202,6 +202,14 @@ def test_scripts_of_the_project_run_in_its_environment(small_root, command):
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 5)
 
 
+def test_the_demonstration_suggests_commands_that_its_caller_can_run(small_root, tmp_path):
+    write(tmp_path / "cme_dask.py", "import os; print(os.environ['CME_DASK_COMMAND'])")
+    done = subprocess.run(
+        [sys.executable, "./run", "demo"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "python3 ./run exec -- cme-dask\n", done.stderr
+
+
 def test_exec_of_a_missing_command(small_root, capsys):
     assert small_root.main(["exec", "there-is-no-such-command"]) == 127
     assert "there-is-no-such-command: No such file" in capsys.readouterr().err
@@ -282,7 +290,7 @@ def test_commands(small_root, monkeypatch, argv, expected):
     ("argv", "package"), [(["demo"], "cme_dask"), (["bench", "-h"], "benchmarks")]
 )
 def test_commands_of_packages(small_root, monkeypatch, argv, package):
-    monkeypatch.setattr(small_root, "become", list)
+    monkeypatch.setattr(small_root, "become", lambda command, **_: command)
     assert small_root.main(argv) == [small_root.PYTHON, "-m", package, *argv]
 
 

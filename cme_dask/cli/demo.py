@@ -1,5 +1,6 @@
 """``cme-dask demo``: ten million rows of a law whose conditional probabilities are known."""
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -110,13 +111,14 @@ def demo_tables(result: Result) -> Iterator[Any]:
     yield _quantiles(result["points"])
     yield ""
     model = result["fit"]["model"]
+    command = os.environ.get("CME_DASK_COMMAND", "cme-dask")  # set by the script `run`
     lines = [("took", f"{result['seconds']:.3g} s")]
     lines += [("picture", result["picture"])] if result["picture"] else []
     lines += [
-        ("try next", f"cme-dask info {model}"),
-        ("", f'cme-dask expect {model} --given x=0.3 --of "{names[-1]}"'),
-        ("", f'cme-dask predict {model} --given x=0.3 --event "{names[-1]}"'),
-        ("", f"cme-dask expect {model} --given y1=0.1,y2=-0.1 --reverse"),
+        ("try next", f"{command} info {model}"),
+        ("", f'{command} expect {model} --given x=0.3 --of "{names[-1]}"'),
+        ("", f'{command} predict {model} --given x=0.3 --event "{names[-1]}"'),
+        ("", f"{command} expect {model} --given y1=0.1,y2=-0.1 --reverse"),
     ]
     yield tables.facts("Done", lines)
 
