@@ -6,8 +6,10 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -356,6 +358,50 @@ def test_certificates_encrypt_a_cluster_that_refuses_others(tmp_path):
             Client(address, security=security("foreign"), timeout=5)
         with pytest.raises(OSError, match=r"[Tt]imed out|closed"):
             Client(address.replace("tls", "tcp"), timeout=0.5)
+
+
+def sign_expired(folder, name):
+    """Replace a certificate by one of the same name and authority that ended yesterday."""
+    authority = "" if name == "authority" else "-CA authority.pem -CAkey authority.key"
+    line = (
+        f"cd {folder} && openssl req -new -key {name}.key -subj '/CN={name}' | openssl x509 -req "
+        f"{authority or '-signkey authority.key'} -days -1 -out {name}.pem"
+    )
+    assert done("bash", "-c", line).returncode == 0
+
+
+def ends(folder, *names):
+    """When certificates expire, in seconds since 1970; all must be those of the authority."""
+    pems = [folder / f"{name}.pem" for name in names]
+    verified = done("openssl", "verify", "-CAfile", folder / "authority.pem", *pems)
+    assert verified.returncode == 0, verified.stderr
+    dates = [done("openssl", "x509", "-in", pem, "-noout", "-enddate").stdout for pem in pems]
+    return [ssl.cert_time_to_seconds(date.strip().partition("=")[2]) for date in dates]
+
+
+def test_expired_certificates_are_replaced_and_none_outlives_the_authority(tmp_path):
+    script = CLUSTER / "tls" / "make_certificates.sh"
+    names = ("authority", "scheduler", "worker", "client")
+    (tmp_path / "authority.key").touch()  # of a first call that was cut off
+    made = done("bash", script, tmp_path, DAYS="30")
+    assert made.returncode == 0, made.stderr
+    authority, *others = ends(tmp_path, *names)
+    assert authority - time.time() == pytest.approx(31 * 86400, abs=600)
+    assert max(others) - time.time() == pytest.approx(30 * 86400, abs=600)
+
+    before = {name: (tmp_path / f"{name}.pem").read_bytes() for name in names}
+    sign_expired(tmp_path, "client")
+    assert done("bash", script, tmp_path, "ada").returncode == 0  # for 365 days
+    authority, *others = ends(tmp_path, *names, "ada")
+    assert max(others) <= authority
+    after = {name: (tmp_path / f"{name}.pem").read_bytes() for name in names}
+    assert {name for name in names if after[name] != before[name]} == {"client"}
+
+    sign_expired(tmp_path, "authority")
+    assert done("bash", script, tmp_path, "ada").returncode == 0
+    assert min(ends(tmp_path, *names, "ada")) > time.time() + 364 * 86400
+    refused = done("bash", script, tmp_path, DAYS="0")
+    assert (refused.returncode, refused.stderr) == (2, "DAYS must be a number of at least 1: 0\n")
 
 
 def long_options(path, program):
