@@ -108,6 +108,51 @@ def test_both_jobs_end_alike():
     assert ends[0] == ends[1] != ""
 
 
+def submitted(folder, name, words, **variables):
+    """Words that a job gives to cme-dask, and those of its steps, where neither does anything."""
+    for program, text in (
+        ("cme-dask", 'echo "$@" >command'),
+        ("srun", 'echo "$@" >>steps; file=$(grep -o "[^ ]*\\.json" <<<"$@") || exit 0\n'
+                 """[ -s "$file" ] || echo '{"address": "tcp://a:1"}' >"$file" """),
+    ):  # fmt: skip
+        (folder / program).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / program).chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SLURM_NNODES": "2", "PATH": path}
+    line = shlex.join(["bash", str(SLURM / name), *words.split()])
+    found = done("bash", "-c", f"cd {folder} && {line}", **slurm | variables)
+    assert found.returncode == 0, found.stderr
+    steps = folder / "steps"
+    return (folder / "command").read_text().split(), steps.read_text() if steps.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "array", "worker"),
+    [
+        ({}, 1843, 1843),
+        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_MEM_PER_CPU": "1000"}, 3600, 3600),
+        # As with --mem=64G, which all tasks of a node share.
+        ({"SLURM_MEM_PER_NODE": "65536", "SLURM_TASKS_PER_NODE": "4,3"}, 58982, 14745),
+        ({"SLURM_MEM_PER_NODE": "65536", "SLURM_TASKS_PER_NODE": "2,3(x2)"}, 58982, 19660),
+    ],
+)
+def test_workers_use_the_memory_of_their_job(tmp_path, variables, array, worker):
+    words = "fit rows.zarr --checkpoint run"
+    command, _ = submitted(tmp_path, "array.sbatch", words, **variables)
+    cores = variables.get("SLURM_CPUS_PER_TASK", "1")
+    assert command[:5] == ["fit", "--workers", cores, "--memory-limit", f"{array}MiB"]
+    _, steps = submitted(tmp_path, "fit.sbatch", words, **variables)
+    assert f"--memory-limit {worker}MiB " in steps
+
+
+def test_options_of_a_command_take_precedence_over_those_of_its_job(tmp_path):
+    words = "fit rows.zarr --out m --checkpoint run --workers 3 --memory-limit 5GiB"
+    command, _ = submitted(tmp_path, "array.sbatch", words)
+    options = parses(["cme-dask", *command])
+    assert options["workers"] == 3
+    assert options["memory_limit"] == parses(["cme-dask", *words.split()])["memory_limit"]
+
+
 SUBMITTED = """
 set -e
 KERNELS="--kernel-x gaussian:1 --kernel-y gaussian:1"
