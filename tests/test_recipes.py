@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import ssl
@@ -200,6 +201,49 @@ def test_compose_file_fits_the_published_schema():
     assert list(check.iter_errors(composition)) == []
     for damage in ({"services": {"fit": {"comand": "x"}}}, {"services": [1]}, {"service": {}}):
         assert not check.is_valid({**composition, **damage})
+
+
+def test_the_store_of_the_composition_can_be_replaced():
+    """By variables alone; without the services of the sample, the file is as the README has it."""
+    composition = yaml.safe_load((CLUSTER / "container" / "compose.yaml").read_text())
+    for name, value in composition["x-cme"]["environment"].items():
+        assert value.startswith(f"${{{name}:-"), value
+    services = composition["services"]
+    for name in ("objects", "rows"):
+        del services[name]
+    others = {key: sorted(service.get("depends_on", ())) for key, service in services.items()}
+    assert others == {"scheduler": [], "worker": ["scheduler"], "fit": ["rows", "scheduler"]}
+    readme = (CLUSTER / "container" / "README.md").read_text()
+    assert "`rows` from `depends_on` of `fit`" in readme
+
+
+def test_folders_of_plain_processes_may_hold_spaces(tmp_path, monkeypatch):
+    monkeypatch.delenv("FSSPEC_S3_ENDPOINT_URL", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    recipes = tmp_path / "my recipes"
+    recipes.mkdir()
+    for name in ("run_plain.py", "compose.yaml"):
+        shutil.copy(CLUSTER / "container" / name, recipes)
+    plain = runpy.run_path(str(recipes / "run_plain.py"))
+    folder = tmp_path / "my rows"
+    composition = plain["Composition"](recipes / "compose.yaml", folder, "5e4", (0.01, 0.0))
+    services, ports = composition.services, composition.ports
+    fit = parses(services["fit"]["command"])
+    assert fit["out"] == folder / "rows.model"
+    assert fit["scheduler"] == f"tcp://127.0.0.1:{ports[8786]}"
+    rows = ["python", str(recipes / "fill_bucket.py"), "--rows", "5e4"]
+    assert services["rows"]["command"][:4] == rows
+    assert services["objects"]["command"][1] == str(recipes / "far_objects.py")
+    endpoint = composition.environment("fit")["FSSPEC_S3_ENDPOINT_URL"]
+    assert endpoint == f"http://127.0.0.1:{ports[9000]}"
+    scheduler = parses(services["scheduler"]["command"])
+    assert (scheduler["host"], scheduler["port"]) == ("127.0.0.1", str(ports[8786]))
+    assert scheduler["dashboard_address"] == f"127.0.0.1:{ports[8787]}"
+    assert f"('localhost', {ports[8786]})" in services["scheduler"]["healthcheck"]["test"][3]
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", "http://objects:9000/data/")
+    composition = plain["Composition"](recipes / "compose.yaml", folder, "5e4", (0.0, 0.0))
+    endpoint = composition.environment("fit")["FSSPEC_S3_ENDPOINT_URL"]
+    assert endpoint == "http://objects:9000/data/"
 
 
 def test_image_is_pinned_and_has_no_root():

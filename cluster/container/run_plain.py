@@ -38,23 +38,35 @@ class Composition:
     def __init__(self, path: Path, folder: Path, rows: str, far: tuple[float, float]) -> None:
         ports = [port for ports in PORTS.values() for port in ports]
         self.ports = dict(zip(ports, free_ports(len(ports)), strict=True))
-        text = re.sub(r"\$\{ROWS:-[^}]*\}", rows, path.read_text())
-        text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda m: os.environ.get(m[1], m[2]), text)
-        for port, here in self.ports.items():
-            text = re.sub(rf"\b(?:scheduler|objects):{port}\b", f"127.0.0.1:{here}", text)
-            text = re.sub(rf"(?<!:)(?<!\d){port}(?!\d)", str(here), text)
-            text = text.replace(f"address :{port}", f"address 127.0.0.1:{here}")
-        text = text.replace("--port ", "--host 127.0.0.1 --port ")
-        text = text.replace("/recipes/", f"{HERE}/").replace("/data/", f"{folder}/")
-        self.services: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-        port, (delay, failing) = self.ports[9000], far
-        serve = f"-m moto.server -H 127.0.0.1 -p {port}"
-        if delay or failing:
-            script = HERE / "far_objects.py"
-            serve = f"{script} --port {port} --delay {delay} --failing {failing}"
-        self.services["objects"]["command"] = f"{sys.executable} {serve}"
         self.folder = folder
+        self.variables = {**os.environ, "ROWS": rows}
+        self.services: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())["services"]
+        for service in self.services.values():
+            # Split before folders are put in, whose names may hold spaces.
+            words = [self.here(word) for word in shlex.split(service.get("command", ""))]
+            local = ["--host", "127.0.0.1"] if "--port" in words else []
+            service["command"] = words + local
+            own = service.get("environment", {})
+            service["environment"] = {key: self.here(value) for key, value in own.items()}
+            if "healthcheck" in service:
+                check = service["healthcheck"]
+                check["test"] = [self.here(word) for word in check["test"]]
+        port, (delay, failing) = str(self.ports[9000]), far
+        serve = ["-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+        if delay or failing:
+            script = str(HERE / "far_objects.py")
+            serve = [script, "--port", port, "--delay", str(delay), "--failing", str(failing)]
+        self.services["objects"]["command"] = [sys.executable, *serve]
         self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+
+    def here(self, text: str) -> str:
+        """A word of the file as it is on this machine."""
+        for port, free in self.ports.items():
+            text = re.sub(rf"\b(?:scheduler|objects):{port}\b", f"127.0.0.1:{free}", text)
+            text = re.sub(rf"(?<!:)(?<!\d){port}(?!\d)", str(free), text)
+            text = re.sub(rf"^:{port}$", f"127.0.0.1:{free}", text)
+        text = text.replace("/recipes/", f"{HERE}/").replace("/data/", f"{self.folder}/")
+        return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda m: self.variables.get(m[1]) or m[2], text)
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables of a service, with the programs of this Python first."""
@@ -91,7 +103,7 @@ class Composition:
         with open(self.folder / f"{name}.log", "ab") as log:
             for _ in range(service.get("deploy", {}).get("replicas", 1)):
                 process = subprocess.Popen(
-                    shlex.split(service["command"]),
+                    service["command"],
                     env=self.environment(name),
                     cwd=self.folder,
                     stdout=log,
