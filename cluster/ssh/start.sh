@@ -1,5 +1,5 @@
 #!/bin/bash
-# Start a scheduler on the first host of a file and workers on the others, over SSH.
+# Start a scheduler on the first host of a file and workers on all hosts, over SSH.
 #
 #     ./start.sh hosts.txt
 #
