@@ -86,6 +86,29 @@ def test_the_file_system_bounds_all_workers_together():
     assert simulate_pass(work, SimulatedCluster(50, file_system=1e12)).seconds < 2.2
 
 
+def test_threads_that_wait_for_rows_are_busy():
+    work = PassWork([1.0] * 100, read_bytes=1e9)
+    done = simulate_pass(work, SimulatedCluster(50, file_system=1e9))
+    # The first 50 leaves wait for 1, 2, ..., 50 s, and the others for 50 s each, in 100 s.
+    assert done.threads_busy == pytest.approx((1275 + 2500) / (50 * 100))
+    host = {"workers_per_host": 2, "cores_per_host": 1}
+    shared = simulate_pass(PassWork([1.0] * 64), SimulatedCluster(2, **host))
+    assert shared.threads_busy > 0.95  # of 64 s, in which each works for 32 s
+
+
+def test_cores_that_are_shared_do_not_slow_the_file_system():
+    work = PassWork([0.1] * 100, read_bytes=1e9)
+    host = {"workers_per_host": 4, "cores_per_host": 2, "full_speed": 0.8}
+    done = simulate_pass(work, SimulatedCluster(8, file_system=1e9, **host))
+    assert done.seconds == pytest.approx(100.0, rel=0.003)
+
+
+def test_whole_seconds_may_be_integers():
+    cluster = SimulatedCluster(4, stragglers=(0.5, 1.5))
+    whole = simulate_pass(PassWork([0.5] * 8, merge_seconds=1), cluster)
+    assert whole == simulate_pass(PassWork([0.5] * 8, merge_seconds=1.0), cluster)
+
+
 def test_results_and_the_plan_are_sent():
     work = PassWork([1.0] * 8, result_bytes=1e6, plan_bytes=1e3)
     alone = simulate_pass(work, SimulatedCluster(1))
@@ -183,17 +206,28 @@ def test_a_thousand_workers_and_many_tasks():
 @pytest.mark.parametrize(
     ("work", "changed", "message"),
     [
-        ([], {}, "at least one leaf"),
-        ([-1.0], {}, "must not be negative"),
-        ([1.0], {"workers": 0}, "workers must be at least 1"),
-        ([1.0], {"full_speed": 0.0}, "full_speed"),
-        ([1.0], {"stragglers": (2.0, 1.0)}, "stragglers"),
-        ([1.0], {"spread": ()}, "spread"),
+        ({"leaf_seconds": []}, {}, "at least one leaf"),
+        ({"leaf_seconds": [1.0, -1.0]}, {}, "leaf_seconds must be finite and at least 0, got -1.0"),
+        ({"leaf_seconds": [1.0, math.nan]}, {}, "leaf_seconds must be finite"),
+        ({"merge_seconds": math.inf}, {}, "merge_seconds must be finite"),
+        ({"read_bytes": -1.0}, {}, "read_bytes must be finite"),
+        ({}, {"workers": 0}, "workers must be at least 1"),
+        ({}, {"threads": math.nan}, "threads must be at least 1"),
+        ({}, {"latency": -1.0}, "latency must be finite and at least 0, got -1.0"),
+        ({}, {"submit_seconds": math.nan}, "submit_seconds must be finite"),
+        ({}, {"bandwidth": 0.0}, "bandwidth must be positive, got 0.0"),
+        ({}, {"file_system": 0.0}, "file_system must be positive, got 0.0"),
+        ({}, {"full_speed": 0.0}, "full_speed"),
+        ({}, {"stragglers": (2.0, 1.0)}, "stragglers"),
+        ({}, {"stragglers": (0.5, math.inf)}, "stragglers"),
+        ({}, {"spread": ()}, "spread"),
+        ({}, {"spread": (1.0, math.nan)}, "spread"),
     ],
 )
 def test_bad_input(work, changed, message):
+    work, cluster = {"leaf_seconds": [1.0], **work}, {"workers": 1, **changed}
     with pytest.raises(DataError, match=message):
-        simulate_pass(PassWork(work), SimulatedCluster(**{"workers": 1, **changed}))
+        simulate_pass(PassWork(**work), SimulatedCluster(**cluster))
 
 
 def test_draws_have_the_mean_that_was_given():

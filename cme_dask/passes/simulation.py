@@ -39,6 +39,11 @@ SATURATION = 1.1
 _MESSAGE, _READY, _DONE, _HOST = range(4)  # kinds of events
 
 
+def _check_amount(name: str, value: float) -> None:
+    if not 0.0 <= value < math.inf:
+        raise DataError(f"{name} must be finite and at least 0, got {value!r}")
+
+
 @dataclass(frozen=True)
 class PassWork:
     """The tasks of a pass, and the mean seconds of each.
@@ -123,8 +128,16 @@ class SimulatedCluster:
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "workers_per_host"):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise DataError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        for name in (
+            *("submit_seconds", "task_seconds", "task_seconds_per_worker"),
+            *("client_seconds", "worker_seconds", "latency"),
+        ):
+            _check_amount(name, getattr(self, name))
+        for name in ("bandwidth", "file_system"):  # infinite where it is no limit
+            if not getattr(self, name) > 0.0:
+                raise DataError(f"{name} must be positive, got {getattr(self, name)!r}")
         if not 0.0 < self.full_speed <= 1.0:
             raise DataError(f"full_speed must lie in (0, 1], got {self.full_speed!r}")
         cores = self.threads if self.cores_per_host is None else self.cores_per_host
@@ -133,13 +146,13 @@ class SimulatedCluster:
                 f"worker_load must leave some of {cores} cores to tasks, got {self.worker_load!r}"
             )
         share, factor = self.stragglers
-        if not (0.0 <= share <= 1.0 and factor > 0.0):
+        if not (0.0 <= share <= 1.0 and 0.0 < factor < math.inf):
             raise DataError(
                 "stragglers must be a share in [0, 1] and a positive factor, got "
                 f"{self.stragglers!r}"
             )
-        if not len(self.spread) or min(self.spread) <= 0.0:
-            raise DataError("spread must hold at least one factor, and positive ones alone")
+        if not len(self.spread) or not all(0.0 < each < math.inf for each in self.spread):
+            raise DataError("spread must hold at least one factor, all positive and finite")
 
     @property
     def beside(self) -> float:
@@ -202,12 +215,14 @@ def simulate_pass(work: PassWork, cluster: SimulatedCluster, seed: int = 0) -> S
     Raises
     ------
     DataError
-        If there is no leaf, or a time is negative.
+        If there is no leaf, or a number of the work is negative or not finite.
     """
     if not len(work.leaf_seconds):
         raise DataError("a pass has at least one leaf, got none")
-    if min(work.leaf_seconds) < 0.0 or work.merge_seconds < 0.0:
-        raise DataError("seconds of tasks must not be negative")
+    for seconds in work.leaf_seconds:
+        _check_amount("leaf_seconds", seconds)
+    for name in ("merge_seconds", "read_bytes", "result_bytes", "plan_bytes"):
+        _check_amount(name, getattr(work, name))
     return _Run(work, cluster, seed).result()
 
 
@@ -217,7 +232,7 @@ class _Host:
     def __init__(self, cores: int, beside: float, full_speed: float) -> None:
         self._cores, self._slower = cores - beside, (1.0 - full_speed) / max(cores - 1, 1)
         self.done, self.seen, self.version = 0.0, 0.0, 0
-        self.running: list[tuple[float, int, int, int]] = []
+        self.running: list[tuple[float, int, int, int, float]] = []
 
     def advance(self, now: float) -> None:
         """Let the threads work until now."""
@@ -263,6 +278,7 @@ class _Run:
         self._events: list[tuple[float, int, int, int, int]] = []
         self._order, self._next_leaf = 0, 0
         self._scheduler = self._busy = self._client = self._disk = 0.0
+        self._started = [0.0] * work.tasks
         self._sent, self._held_threads, self._last_leaf = 0.0, 0.0, 0.0
         self._hosts: list[_Host] = []
         cores, per_host = cluster.cores_per_host, cluster.workers_per_host
@@ -271,10 +287,10 @@ class _Run:
             self._hosts = [_Host(cores, cluster.beside, cluster.full_speed) for _ in range(hosts)]
 
     def _drawn(self, seed: int) -> list[float]:
-        """Seconds for which each task holds a thread."""
+        """Seconds that each task works, on a core of its own."""
         work, cluster = self._work, self._cluster
         rng = np.random.default_rng(seed)
-        means = np.full(work.tasks, work.merge_seconds)
+        means = np.full(work.tasks, work.merge_seconds, dtype=float)
         means[: self._leaves] = work.leaf_seconds
         share, factor = cluster.stragglers
         slow = rng.random(self._leaves) < share
@@ -396,12 +412,12 @@ class _Run:
         while ready and self._free[worker]:
             _, task = heapq.heappop(ready)
             self._free[worker] -= 1
-            duration = self._durations[task]
-            self._held_threads += duration
+            self._started[task], duration = now, self._durations[task]
+            rows_at = self._read(now, task)
             if self._hosts:
-                self._start_on_host(now, task, worker, duration)
+                self._start_on_host(now, task, worker, duration, rows_at)
                 continue
-            self._push(max(now + duration, self._read(now, task)), _DONE, task, worker)
+            self._push(max(now + duration, rows_at), _DONE, task, worker)
 
     def _read(self, now: float, task: int) -> float:
         """When the file system has sent the rows of a leaf."""
@@ -412,6 +428,7 @@ class _Run:
 
     def _end(self, now: float, task: int, worker: int) -> None:
         self._free[worker] += 1
+        self._held_threads += now - self._started[task]
         self._held[worker] += 1
         if task < self._leaves:
             self._last_leaf = now
@@ -425,14 +442,14 @@ class _Run:
 
     # Hosts whose threads share cores
 
-    def _start_on_host(self, now: float, task: int, worker: int, duration: float) -> None:
+    def _start_on_host(
+        self, now: float, task: int, worker: int, duration: float, rows_at: float
+    ) -> None:
         number = worker // self._cluster.workers_per_host
         host = self._hosts[number]
         host.advance(now)
-        waits = self._read(now, task) - now  # while it waits for rows its share is lost
         self._order += 1
-        end = host.done + max(duration, waits)
-        heapq.heappush(host.running, (end, self._order, task, worker))
+        heapq.heappush(host.running, (host.done + duration, self._order, task, worker, rows_at))
         self._announce(host, number)
 
     def _announce(self, host: _Host, number: int) -> None:
@@ -445,6 +462,7 @@ class _Run:
         if version != host.version:  # a thread has started or ended since
             return
         host.advance(now)
-        _, _, task, worker = heapq.heappop(host.running)
+        _, _, task, worker, rows_at = heapq.heappop(host.running)
         self._announce(host, number)
-        self._end(now, task, worker)
+        # The file system does not slow down with the cores, nor does waiting for it take any.
+        self._push(max(now, rows_at), _DONE, task, worker)
