@@ -11,9 +11,11 @@ from click.testing import CliRunner
 from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
+from cme_dask.cli.tables import plan_tables
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
@@ -255,6 +257,28 @@ def test_a_plan_of_features_and_of_rounds():
     assert greedy.variables[0].pivots == "greedy"
     given = PivotedCholesky(GAUSSIAN, pivots=x[:7]).plan(x, workers=1)
     assert (given.ranks, given.variables[0].pivots) == ((7,), "given")
+
+
+def test_a_plan_says_that_the_row_sample_has_too_few_pivots():
+    x, _ = rows(600)
+    estimator = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6, sample_size=30)
+    plan = estimator.plan(x, workers=1)
+    (variable,) = plan.variables
+    assert not variable.enough
+    assert plan.in_rounds
+    assert plan.to_dict()["rounds"] is None
+    console = Console(width=400, record=True)
+    for table in plan_tables(json.loads(json.dumps(plan.to_dict())) | {"store": "s.zarr"}):
+        console.print(table)
+    assert "lower bounds" in console.export_text()
+    fit = estimator.fit(x, workers=1)
+    assert fit.basis_.rank > plan.ranks[0]
+    assert fit.n_passes_ > plan.passes
+    # No round adds to what max_rank ends, nor to pivots from a sample that holds all rows.
+    limited = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6, sample_size=30, max_rank=8)
+    complete = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6)
+    for other in (limited, complete):
+        assert not other.plan(x, workers=1).in_rounds
 
 
 def test_a_plan_refuses_what_the_fit_would():

@@ -525,7 +525,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
         landmarks = self._landmarks(context)
-        bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, [])
+        bases, rounds, _ = (
+            context.bases(context.kernels) if landmarks is None else (landmarks, [], set())
+        )
         passes, cells = context.passes, self._cells(context, bases)
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):

@@ -336,7 +336,6 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 partial(self._in_mode, context),
                 self._tuning.averaged,
                 learn_reg=self.reg is None,
-                top_up=context.pivots[0].promised,
             )
             members, measured, for_location = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg

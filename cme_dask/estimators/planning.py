@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.data.sample import Sample
-from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
@@ -51,7 +51,8 @@ class PlannedVariable:
 
     ``ranks`` holds a number for each finalist, the best one first, and ``kernel`` is that one's.
     ``pivots`` is a mode, or ``given``. For modes that go over all rows the ranks are those of
-    pivots from the row sample.
+    pivots from the row sample. ``enough`` is False where the row sample shows that these miss
+    ``tol``: the fit adds pivots in rounds over all rows, and the ranks are lower bounds.
     """
 
     name: str
@@ -59,6 +60,7 @@ class PlannedVariable:
     ranks: tuple[int, ...]
     pivots: str
     kernel: str
+    enough: bool = True
 
     @property
     def rank(self) -> int:
@@ -122,8 +124,9 @@ class FitPlan:
     Ranks, arithmetic, tasks and strips are those of the fit: its pivots have been chosen on the row
     sample. Seconds before the pass were measured on the way; those of the pass are predicted from
     three of its strips on each worker, and those of the solution from an eigendecomposition. Rounds
-    of pivots over all rows (``greedy``, ``random``, and where sampled pivots turn out to have
-    missed something) come on top; each takes no longer than the pass.
+    of pivots over all rows come on top (``in_rounds``): with ``greedy`` and ``random``, and where
+    sampled pivots miss ``tol``. Where the row sample shows that already (``enough`` of a variable
+    is False), ranks, passes, seconds and memory are lower bounds; other misses show in the pass.
 
     Attributes
     ----------
@@ -200,7 +203,7 @@ class FitPlan:
     @property
     def in_rounds(self) -> bool:
         """Whether the fit would choose pivots in rounds over all rows; their number is unknown."""
-        return any(v.pivots not in ("sampled", "given") for v in self.variables)
+        return any(v.pivots in IN_ROUNDS or not v.enough for v in self.variables)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -308,6 +311,8 @@ class Choices:
         Of the moments of the best pair, in words.
     pivot_seconds, trial_seconds
         What the choice of pivots took, and that of the arithmetic.
+    short
+        Numbers of the variables to whose pivots the fit would add in rounds over all rows.
     """
 
     bases: Sequence[Sequence[Basis]]
@@ -317,6 +322,7 @@ class Choices:
     arithmetic: str
     pivot_seconds: float
     trial_seconds: float
+    short: set[int]
 
     @property
     def sets(self) -> MomentSets:
@@ -362,8 +368,9 @@ def choose(
     kernels = [context.kernels, *(kernels for kernels, _ in others)]
     on_landmarks = [landmarks(replace(context, kernels=pair)) for pair in kernels]
     each: Sequence[Sequence[Basis]] = [bases for bases in on_landmarks if bases is not None]
+    short: set[int] = set()
     if not each:
-        each, _ = from_sample.bases_of_each(kernels)
+        each, _, short = from_sample.bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(context.moments_on(each[0]))
     also = [
@@ -380,6 +387,7 @@ def choose(
         arithmetic.name,
         marks[1] - marks[0],
         marks[2] - marks[1],
+        short,
     )
 
 
@@ -425,9 +433,10 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
                 tuple(basis.rank for basis in bases),
                 pivots.mode,
                 repr(bases[0].kernel),
+                i not in choices.short,
             )
-            for pivots, columns, bases in zip(
-                context.pivots, sample.columns, zip(*choices.bases, strict=True), strict=True
+            for i, (pivots, columns, bases) in enumerate(
+                zip(context.pivots, sample.columns, zip(*choices.bases, strict=True), strict=True)
             )
         ),
         arithmetic=choices.arithmetic,
