@@ -12,10 +12,12 @@ from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from sklearn.base import clone
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.cli.tables import plan_tables
+from cme_dask.constraints import Certified
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
@@ -281,6 +283,21 @@ def test_a_plan_says_that_the_row_sample_has_too_few_pivots():
         assert not other.plan(x, workers=1).in_rounds
 
 
+def test_a_plan_has_the_pass_that_observes_bounds():
+    x, y = rows(600)
+    estimator = JointDistribution(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=0.05, constraint=Certified(bounds="observed")
+    )
+    plan = estimator.plan(da.from_array(x, chunks=(200, 2)), y, workers=1)
+    fit = estimator.fit(da.from_array(x, chunks=(200, 2)), y, workers=1)
+    assert plan.passes == fit.n_passes_
+    assert plan.further_pass.rows == 600
+    assert plan.parts["pass: ranges of basis functions"] == plan.further_pass.seconds > 0.0
+    assert plan.memory.predicted == fit.report_.memory.predicted
+    sampled = clone(estimator).set_params(constraint=Certified(bounds="sample"))
+    assert sampled.plan(x, y, workers=1).further_pass is None
+
+
 def test_a_plan_refuses_what_the_fit_would():
     x, y = rows(5000)
     with pytest.raises(ResourceError, match="lower max_rank"):
@@ -306,7 +323,7 @@ def test_dry_run_of_an_embedding_has_its_leave_one_out_pass(tmp_path, monkeypatc
     assert code == 0, err
     plan = json.loads(out)
     assert plan["passes"] == 2
-    assert plan["leave_one_out"]["rows"] == 3000
+    assert (plan["further_pass"]["name"], plan["further_pass"]["rows"]) == ("leave-one-out", 3000)
     assert plan["parts"]["pass: leave-one-out"] > 0.0
     code, out, err = run("fit", "s.zarr", *embedding, "--dry-run")
     assert code == 0, err

@@ -102,7 +102,7 @@ def test_every_pass_of_a_fit_is_scaled(estimator):
     fit = estimator.plan(*sharp(4_000), workers=1)
     assert fit.passes == 2
     plan = planned(fit, 50, rows=10**9)
-    other = plan.fit.leave_one_out or plan.fit.second.moment_pass
+    other = plan.fit.further_pass or plan.fit.second.moment_pass
     for cost in (plan.fit.moment_pass, other):
         assert (cost.rows, cost.workers) == (10**9, 50)
     assert plan.bytes_read == plan.fit.moment_pass.bytes_read + other.bytes_read

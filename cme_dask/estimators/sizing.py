@@ -338,11 +338,11 @@ def _on_cluster(
     first = sizing.ranged(workers, threads, memory_limit)
     fits = [replace(fit, scheduler="distributed", moment_pass=cost) for cost in first.costs]
     passes = [first]
-    if fit.leave_one_out is not None and fit.left_out_workload is not None:
-        again = sizing.of(fit.leave_one_out, fit.left_out_workload)
+    if fit.further_pass is not None and fit.further_workload is not None:
+        again = sizing.of(fit.further_pass, fit.further_workload)
         passes.append(again.ranged(workers, threads, memory_limit))
         fits = [
-            replace(one, leave_one_out=cost)
+            replace(one, further_pass=cost)
             for one, cost in zip(fits, passes[-1].costs, strict=True)
         ]
     if fit.second is not None and fit.second.workload is not None:
