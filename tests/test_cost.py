@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from itertools import pairwise
 
 import dask.array as da
@@ -17,7 +18,7 @@ from sklearn.base import clone
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
 from cme_dask.cli.tables import plan_tables
-from cme_dask.constraints import Certified
+from cme_dask.constraints import Certified, Normalized, Pointwise
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
@@ -296,6 +297,21 @@ def test_a_plan_has_the_pass_that_observes_bounds():
     assert plan.memory.predicted == fit.report_.memory.predicted
     sampled = clone(estimator).set_params(constraint=Certified(bounds="sample"))
     assert sampled.plan(x, y, workers=1).further_pass is None
+
+
+def test_seconds_of_iterated_solutions_are_those_of_one_on_the_row_sample(monkeypatch):
+    x, y = rows(600)
+    estimator = JointDistribution(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, max_rank=15, n_folds=3, constraint=Pointwise(20)
+    )
+
+    def slowly(_, problem, bounds, start):
+        time.sleep(0.05)
+        return Normalized().minimize(problem, bounds, start)
+
+    monkeypatch.setattr(Pointwise, "minimize", slowly)
+    seconds = estimator.plan(x, y, workers=1).solution_seconds
+    assert 4 * 0.05 <= seconds < 10.0
 
 
 def test_a_plan_refuses_what_the_fit_would():

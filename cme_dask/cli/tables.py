@@ -239,7 +239,7 @@ def plan_tables(result: Result) -> list[RenderableType]:
     caption = (
         f"Before the pass as measured now; the pass, {result['pass_seconds']:.3g} s or "
         f"{result['pass_rows_per_second']:,.0f} rows/s, from three strips of it on each worker; "
-        "the solution from one eigendecomposition."
+        "the solution from one eigendecomposition, or from one on the row sample if it iterates."
     )
     return [
         facts(f"{result['store']} (plan of a fit)", lines),

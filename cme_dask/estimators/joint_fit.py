@@ -1,5 +1,6 @@
 """The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,13 @@ from cme_dask.estimators.locating import (
     measuring_scores,
     search_location,
 )
-from cme_dask.estimators.planning import Choices, FitPlan, FurtherPass, plan_fit
+from cme_dask.estimators.planning import (
+    Choices,
+    FitPlan,
+    FurtherPass,
+    plan_fit,
+    trial_moments,
+)
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.support import column_values
 from cme_dask.estimators.tuned import (
@@ -328,6 +335,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
             ),
         )
         plan = plan_fit(context, choices, further if observed else None)
+        if not context.solver.constraint.closed:
+            plan = replace(plan, solution_seconds=_iterated_seconds(context, choices.specs[0]))
         search = context.search
         return (
             plan if search is None else replace(plan, memory=plan.memory.or_tighter(search.memory))
@@ -498,6 +507,19 @@ def _basis_ranges(mean: Moments, sides: Sequence[FeatureBlock], reg: Regularizat
     psi_x = LinearBasis(sides[0].basis, problem.transform_x, problem.eigenvalues_x)
     psi_y = LinearBasis(sides[1].basis, problem.transform_y, problem.eigenvalues_y)
     return BasisRanges((psi_x, psi_y))
+
+
+def _iterated_seconds(context: FitContext, spec: MomentReduction) -> float:
+    """Seconds of the solution, and of as many as there are folds, from one on the row sample."""
+    mean = trial_moments(context, spec).means()
+    with one_blas_thread():
+        begin = time.perf_counter()
+        solver = context.solver.on([side.basis for side in spec.features], context.rows.parts)
+        ready = time.perf_counter()
+        solver.solve(mean)
+        solved = time.perf_counter()
+    solutions = 1 if spec.n_folds == 1 else 1 + spec.n_folds
+    return ready - begin + solutions * (solved - ready)
 
 
 def _normal_scores(context: FitContext) -> Transform | None:

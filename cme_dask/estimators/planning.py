@@ -135,10 +135,11 @@ class FitPlan:
 
     Ranks, arithmetic, tasks and strips are those of the fit: its pivots have been chosen on the row
     sample. Seconds before the pass were measured on the way; those of the pass are predicted from
-    three of its strips on each worker, and those of the solution from an eigendecomposition. Rounds
-    of pivots over all rows come on top (``in_rounds``): with ``greedy`` and ``random``, and where
-    sampled pivots miss ``tol``. Where the row sample shows that already (``enough`` of a variable
-    is False), ranks, passes, seconds and memory are lower bounds; other misses show in the pass.
+    three of its strips on each worker, and those of the solution from an eigendecomposition, or,
+    under a constraint that takes iterations, from a solution on the row sample. Rounds of pivots
+    over all rows come on top (``in_rounds``): with ``greedy`` and ``random``, and where sampled
+    pivots miss ``tol``. Where the row sample shows that already (``enough`` of a variable is
+    False), ranks, passes, seconds and memory are lower bounds; other misses show in the pass.
 
     Attributes
     ----------
