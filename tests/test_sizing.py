@@ -164,11 +164,35 @@ def test_options_change_what_they_name(fit_plan):
         ({"read_rate": 0.0}, "read_rate"),
         ({"file_system": -1.0}, "file_system"),
         ({"stragglers": (2.0, 1.0)}, "stragglers"),
+        ({"rows": np.nan}, "rows must be an integer of at least 1, got nan"),
+        ({"rows": np.inf}, "rows must be an integer of at least 1, got inf"),
+        ({"rows": "1e9"}, "rows must be an integer of at least 1, got '1e9'"),
+        ({"workers": None}, "workers must be an integer"),
+        ({"workers": True}, "workers must be an integer"),
+        ({"threads_per_worker": 1.5}, "threads_per_worker must be an integer"),
+        ({"chunk_rows": 0}, "chunk_rows must be an integer"),
+        ({"read_rate": "1"}, "read_rate must be positive and finite, got '1'"),
+        ({"memory_per_worker": 0}, "memory_per_worker must be positive"),
+        ({"memory_per_worker": -5}, "memory_per_worker must be positive"),
+        ({"memory_per_worker": "much"}, "memory_per_worker must be bytes or a text like"),
+        ({"memory_per_worker": np.inf}, "memory_per_worker must be bytes or a text like"),
+        ({"stragglers": 0.5}, "stragglers must be a share"),
+        ({"spread": 1.0}, "spread must hold"),
+        ({"seed": -1}, "seed must be an integer of at least 0"),
+        ({"rates": "fast"}, "rates must be cme_dask.ClusterRates"),
+        ({"plan": JointDistribution()}, r"plan must be what the method plan\(\)"),
     ],
 )
 def test_bad_input_is_refused(fit_plan, options, message):
+    given = {"plan": fit_plan, "workers": 4, "rates": RATES, "spread": (0.9, 1.1)} | options
     with pytest.raises(DataError, match=message):
-        planned(fit_plan, 4, **options)
+        plan_cluster(**given)
+
+
+def test_whole_floats_are_integers_and_memory_may_be_a_text(fit_plan):
+    plan = planned(fit_plan, 4.0, rows=1e6, threads_per_worker=2.0, memory_per_worker="8GiB")
+    assert plan.to_dict() == planned(fit_plan, 4, rows=10**6, threads_per_worker=2).to_dict()
+    assert isinstance(plan.workers, int)
 
 
 def test_workers_without_memory_are_refused(fit_plan):

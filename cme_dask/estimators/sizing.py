@@ -9,19 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cme_dask.data.store import brief
 from cme_dask.data.writer import CHUNK_BYTES
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.estimators.planning import FitPlan, PassWorkload
+from cme_dask.kernels.base import check_integer, check_number
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.reduction import MAX_STRIP, RowRange, strip_length
 from cme_dask.passes.cost import PassCost, StripTimes
-from cme_dask.passes.driver import A_WORKER, Executor, worker_base_bytes
+from cme_dask.passes.driver import A_WORKER, Executor, memory_bytes, worker_base_bytes
 from cme_dask.passes.rates import ClusterRates
 from cme_dask.passes.run import plan_pass
 from cme_dask.passes.simulation import (
     PassWork,
     SimulatedCluster,
     Simulation,
+    check_spread,
+    check_stragglers,
     simulate_pass,
 )
 
@@ -151,10 +155,10 @@ def plan_cluster(
     plan: FitPlan,
     workers: int,
     *,
-    rows: int | float | None = None,
+    rows: float | None = None,
     threads_per_worker: int | None = None,
     chunk_rows: int | None = None,
-    memory_per_worker: int | None = None,
+    memory_per_worker: str | int | None = None,
     rates: ClusterRates | None = None,
     read_rate: float | None = None,
     file_system: float | None = None,
@@ -183,7 +187,7 @@ def plan_cluster(
         Rows of a chunk of the store; default that of the plan, or of rows in memory what ``ingest``
         would choose.
     memory_per_worker
-        Bytes of each worker, for a refusal if these do not suffice; default any number.
+        Bytes of each worker ("8GiB"), for a refusal if these do not suffice; default any number.
     rates
         Of scheduler, client and messages; default: measured here, in about 20 seconds.
     read_rate
@@ -205,37 +209,55 @@ def plan_cluster(
     Raises
     ------
     DataError
-        If a number is out of range.
+        If an argument is of another kind, or a number out of range.
     ResourceError
         If a worker would not have enough memory, or rates can't be measured.
     """
+    if not isinstance(plan, FitPlan):
+        raise DataError(
+            f"plan must be what the method plan() of an estimator returns, got {brief(repr(plan))}"
+        )
     if plan.workload is None:
         raise DataError("this plan has no pass: give one that the method plan() of a fit returned")
-    rows = plan.rows if rows is None else rows
-    for name, value in (
-        ("workers", workers),
-        ("rows", rows),
-        ("threads_per_worker", 1 if threads_per_worker is None else threads_per_worker),
-        ("chunk_rows", 1 if chunk_rows is None else chunk_rows),
-    ):
-        if value < 1 or value != int(value):
-            raise DataError(f"{name} must be a whole number of at least 1, got {value!r}")
-    for name, rate in (("read_rate", read_rate), ("file_system", file_system)):
-        if rate is not None and not rate > 0.0:
-            raise DataError(f"{name} must be positive, in bytes per second, got {rate!r}")
+    if rates is not None and not isinstance(rates, ClusterRates):
+        raise DataError(f"rates must be cme_dask.ClusterRates, got {brief(repr(rates))}")
+    # All are checked before rates are measured, which takes a while.
+    workers = _whole("workers", workers)
+    rows = plan.rows if rows is None else _whole("rows", rows)
+    threads = None
+    if threads_per_worker is not None:
+        threads = _whole("threads_per_worker", threads_per_worker)
+    if chunk_rows is None:
+        chunk_rows = _chunk_rows(plan.workload)
+    chunk_rows = _whole("chunk_rows", chunk_rows)
+    memory = memory_bytes(memory_per_worker, "memory_per_worker")
+    reading = math.inf if read_rate is None else check_number(option("read_rate"), read_rate)
+    shared = math.inf
+    if file_system is not None:
+        shared = check_number(remedy("file_system", "--file-system-rate"), file_system)
+    stragglers = check_stragglers(stragglers)
+    factors = None if spread is None else check_spread(spread)
+    seed = check_integer(option("seed"), seed, 0)
     sizing = PassSizing(
         plan.moment_pass.rates,
         plan.workload,
-        int(rows),
-        int(chunk_rows or _chunk_rows(plan.workload)),
+        rows,
+        chunk_rows,
         ClusterRates.measure(workers) if rates is None else rates,
-        math.inf if read_rate is None else read_rate,
-        math.inf if file_system is None else file_system,
-        tuple(measure_spread() if spread is None else spread),
+        reading,
+        shared,
+        measure_spread() if factors is None else factors,
         stragglers,
         seed,
     )
-    return _plan(plan, sizing, workers, threads_per_worker, memory_per_worker)
+    return _plan(plan, sizing, workers, threads, memory)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number of at least 1 as an integer; 1e9 is one, too."""
+    if isinstance(value, (float, np.floating)) and value.is_integer():
+        value = int(value)
+    return check_integer(option(name), value, 1)
 
 
 def measure_spread() -> tuple[float, ...]:

@@ -429,10 +429,9 @@ class RunOptions:
             else:
                 check_workers_have(client, place.name)
                 device_memory = min(run_on_workers(client, place.memory).values())
-        most = _bytes(self.memory_limit, "memory_limit")
-        device_limit = min(
-            _bytes(self.device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
-        )
+        most = memory_bytes(self.memory_limit, "memory_limit")
+        device_limit = memory_bytes(self.device_memory_limit, "device_memory_limit")
+        device_limit = min(device_limit, device_memory or sys.maxsize)
         # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
         share = dask.config.get("distributed.worker.memory.spill") or 1.0
         each = [
@@ -661,12 +660,13 @@ def task_bytes(
     return read + cost.partial + retained, computing + strips
 
 
-def _bytes(limit: str | int | None, name: str) -> int:
+def memory_bytes(limit: str | int | None, name: str) -> int:
+    """Bytes of a limit that users give, such as "2GB"; of None more than any machine has."""
     if limit is None:
         return sys.maxsize
     try:
         value = parse_bytes(limit)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{option(name)} must be bytes or a text like '2GB', got {limit!r}"
         ) from error
