@@ -155,6 +155,13 @@ def test_options_change_what_they_name(fit_plan):
     assert plain.seconds == planned(fit_plan, 20, rows=10**9).seconds
 
 
+def test_stragglers_do_not_lower_the_upper_end(fit_plan):
+    plain = planned(fit_plan, 20, rows=10**9)
+    for stragglers in ((0.02, 1.1), (0.001, 6.0)):
+        late = planned(fit_plan, 20, rows=10**9, stragglers=stragglers)
+        assert late.seconds[2] >= plain.seconds[2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -419,7 +419,8 @@ class PassSizing:
         work, there = self.work(runs), self.cluster(workers, threads)
         slow, fast = np.quantile(self.spread, [0.9, 0.1])
         simulations = [simulate_pass(work, there, self.seed)]
-        for factor, stragglers in ((fast, (0.0, 1.0)), (slow, max(self.stragglers, SLOW))):
+        share, times = np.maximum(self.stragglers, SLOW).tolist()
+        for factor, stragglers in ((fast, (0.0, 1.0)), (slow, (share, times))):
             scaled = replace(work, leaf_seconds=(np.array(work.leaf_seconds) * factor).tolist())
             end = replace(there, spread=(1.0,), stragglers=stragglers)
             simulations.append(simulate_pass(scaled, end, self.seed))
