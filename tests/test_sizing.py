@@ -155,6 +155,13 @@ def test_options_change_what_they_name(fit_plan):
     assert plain.seconds == planned(fit_plan, 20, rows=10**9).seconds
 
 
+def test_chunks_have_no_more_rows_than_there_are(fit_plan):
+    long, whole = (planned(fit_plan, 4, rows=10_000, chunk_rows=c) for c in (10**7, 10_000))
+    assert long.chunk_rows == 10_000
+    assert long.memory == whole.memory
+    assert planned(fit_plan, 4, rows=10_000).chunk_rows == 10_000
+
+
 def test_stragglers_do_not_lower_the_upper_end(fit_plan):
     plain = planned(fit_plan, 20, rows=10**9)
     for stragglers in ((0.02, 1.1), (0.001, 6.0)):

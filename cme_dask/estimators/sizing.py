@@ -184,8 +184,8 @@ def plan_cluster(
     threads_per_worker
         Threads of each; default 1. The recommended layout has this number if it is given.
     chunk_rows
-        Rows of a chunk of the store; default that of the plan, or of rows in memory what ``ingest``
-        would choose.
+        Rows of a chunk of the store, of which no chunk has more than ``rows``; default that of the
+        plan, or of rows in memory what ``ingest`` would choose.
     memory_per_worker
         Bytes of each worker ("8GiB"), for a refusal if these do not suffice; default any number.
     rates
@@ -229,7 +229,7 @@ def plan_cluster(
         threads = _whole("threads_per_worker", threads_per_worker)
     if chunk_rows is None:
         chunk_rows = _chunk_rows(plan.workload)
-    chunk_rows = _whole("chunk_rows", chunk_rows)
+    chunk_rows = min(_whole("chunk_rows", chunk_rows), rows)  # no task holds more rows than these
     memory = memory_bytes(memory_per_worker, "memory_per_worker")
     reading = math.inf if read_rate is None else check_number(option("read_rate"), read_rate)
     shared = math.inf
