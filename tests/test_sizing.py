@@ -213,6 +213,19 @@ def test_workers_without_memory_are_refused(fit_plan):
     with pytest.raises(ResourceError, match="a worker would need"):
         planned(fit_plan, 4, rows=10**9, memory_per_worker=100_000_000)
     assert planned(fit_plan, 4, rows=10**9, memory_per_worker=4 << 30).workers == 4
+    with pytest.raises(ResourceError, match="a worker would need"):
+        planned(fit_plan, 4, rows=10**9, memory_per_worker=1)
+
+
+def test_a_refusal_names_what_helps_a_worker(fit_plan):
+    tight = {"rows": 10**9, "memory_per_worker": 300 << 20}
+    for threads, says in ((1, "and 1 task at once"), (4, "and 4 tasks at once")):
+        with pytest.raises(ResourceError, match=says) as refused:
+            planned(fit_plan, 100, threads_per_worker=threads, **tight)
+        message = str(refused.value)
+        assert "the limit is 210.00 MiB (70% of its memory, above which it spills)" in message
+        assert ("fewer than 4 threads per worker" in message) == (threads > 1)
+        assert "workers or threads" not in message
 
 
 def test_rates_are_checked_and_travel():

@@ -11,7 +11,7 @@ import numpy as np
 
 from cme_dask.data.store import brief
 from cme_dask.data.writer import CHUNK_BYTES
-from cme_dask.errors import DataError, ResourceError, option, remedy
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.estimators.planning import FitPlan, PassWorkload
 from cme_dask.kernels.base import check_integer, check_number
 from cme_dask.kernels.evaluator import one_blas_thread
@@ -462,6 +462,7 @@ class PassSizing:
                 memory=client,
                 worker_memory=((threads, worker),),
                 worker_resident=worker_base_bytes(),
+                worker_share=SPILL,
             )
             runs, plan = plan_pass(cost, extent, executor)
             return runs, plan.predicted, plan.place
@@ -469,9 +470,8 @@ class PassSizing:
         runs, worker, place = predicted(_AMPLE >> 8, _AMPLE)
         assert place == A_WORKER
         _, client, _ = predicted(_AMPLE, _AMPLE >> 8)
-        if memory_limit is not None and worker > SPILL * memory_limit:
-            predicted(int(SPILL * memory_limit), sys.maxsize)  # raises, with what to lower
-            raise ResourceError(f"a worker needs {worker} bytes, of {memory_limit}")
+        if memory_limit is not None:
+            predicted(max(int(SPILL * memory_limit), 1), sys.maxsize)  # raises, with what to lower
         limit = math.ceil(worker / SPILL / _MEMORY_UNIT) * _MEMORY_UNIT
         return runs, ClusterMemory(worker, client, limit)
 
