@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from itertools import pairwise
 
 import dask.array as da
@@ -11,9 +12,13 @@ from click.testing import CliRunner
 from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
+from sklearn.base import clone
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels
 from cme_dask.cli import cli
+from cme_dask.cli.tables import plan_tables
+from cme_dask.constraints import Certified, Normalized, Pointwise
 from cme_dask.data.sources import ArraySource, ZarrSource
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.numerics.basis import BlockSolve, NewtonBasis, forward_substitution
@@ -257,6 +262,58 @@ def test_a_plan_of_features_and_of_rounds():
     assert (given.ranks, given.variables[0].pivots) == ((7,), "given")
 
 
+def test_a_plan_says_that_the_row_sample_has_too_few_pivots():
+    x, _ = rows(600)
+    estimator = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6, sample_size=30)
+    plan = estimator.plan(x, workers=1)
+    (variable,) = plan.variables
+    assert not variable.enough
+    assert plan.in_rounds
+    assert plan.to_dict()["rounds"] is None
+    console = Console(width=400, record=True)
+    for table in plan_tables(json.loads(json.dumps(plan.to_dict())) | {"store": "s.zarr"}):
+        console.print(table)
+    assert "lower bounds" in console.export_text()
+    fit = estimator.fit(x, workers=1)
+    assert fit.basis_.rank > plan.ranks[0]
+    assert fit.n_passes_ > plan.passes
+    # No round adds to what max_rank ends, nor to pivots from a sample that holds all rows.
+    limited = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6, sample_size=30, max_rank=8)
+    complete = PivotedCholesky(kernels.Gaussian(1.0), tol=1e-6)
+    for other in (limited, complete):
+        assert not other.plan(x, workers=1).in_rounds
+
+
+def test_a_plan_has_the_pass_that_observes_bounds():
+    x, y = rows(600)
+    estimator = JointDistribution(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=0.05, constraint=Certified(bounds="observed")
+    )
+    plan = estimator.plan(da.from_array(x, chunks=(200, 2)), y, workers=1)
+    fit = estimator.fit(da.from_array(x, chunks=(200, 2)), y, workers=1)
+    assert plan.passes == fit.n_passes_
+    assert plan.further_pass.rows == 600
+    assert plan.parts["pass: ranges of basis functions"] == plan.further_pass.seconds > 0.0
+    assert plan.memory.predicted == fit.report_.memory.predicted
+    sampled = clone(estimator).set_params(constraint=Certified(bounds="sample"))
+    assert sampled.plan(x, y, workers=1).further_pass is None
+
+
+def test_seconds_of_iterated_solutions_are_those_of_one_on_the_row_sample(monkeypatch):
+    x, y = rows(600)
+    estimator = JointDistribution(
+        kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, max_rank=15, n_folds=3, constraint=Pointwise(20)
+    )
+
+    def slowly(_, problem, bounds, start):
+        time.sleep(0.05)
+        return Normalized().minimize(problem, bounds, start)
+
+    monkeypatch.setattr(Pointwise, "minimize", slowly)
+    seconds = estimator.plan(x, y, workers=1).solution_seconds
+    assert 4 * 0.05 <= seconds < 10.0
+
+
 def test_a_plan_refuses_what_the_fit_would():
     x, y = rows(5000)
     with pytest.raises(ResourceError, match="lower max_rank"):
@@ -282,7 +339,7 @@ def test_dry_run_of_an_embedding_has_its_leave_one_out_pass(tmp_path, monkeypatc
     assert code == 0, err
     plan = json.loads(out)
     assert plan["passes"] == 2
-    assert plan["leave_one_out"]["rows"] == 3000
+    assert (plan["further_pass"]["name"], plan["further_pass"]["rows"]) == ("leave-one-out", 3000)
     assert plan["parts"]["pass: leave-one-out"] > 0.0
     code, out, err = run("fit", "s.zarr", *embedding, "--dry-run")
     assert code == 0, err

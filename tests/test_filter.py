@@ -246,6 +246,7 @@ def test_saved_models_filter_without_data(tmp_path, fit):
     assert clone(fit).get_params() == fit.get_params()
     plan = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).plan(*linear(3000))
     assert plan.passes == 2
+    assert plan.parts["pass: successive states"] == plan.further_pass.seconds > 0.0
     x, y = linear(3000)
     two = np.hstack([x, y])  # columns of states and of observations may differ in number
     assert KernelBayesFilter(GAUSSIAN, GAUSSIAN, **QUICK).plan(two, y).passes == 2

@@ -255,8 +255,10 @@ def test_a_fit_is_refused_where_its_pivots_do_not_fit():
     assert plan.phase == "the choice of pivots"
     choice = roomy.choice_cost(2000).alone["the choice of pivots"]
     assert plan.predicted > choice > 8 * 2000 << 15
-    with pytest.raises(ResourceError, match=r"this machine would need .* lower max_rank"):
+    refusal = r"this machine would need .* and the choice of pivots, the limit is .* lower max_rank"
+    with pytest.raises(ResourceError, match=refusal) as refused:
         tight.predict((2000,), 2004)
+    assert "workers or threads" not in str(refused.value)
 
 
 def test_what_does_not_fit_into_a_worker_is_refused():

@@ -88,7 +88,7 @@ def test_plans_and_progress_of_leave_one_out_have_both_passes(criterion):
     fit = estimator.fit(x, y, workers=2, progress=events.append)
     assert (plan.passes, fit.n_passes_) == (2, 2)
     assert plan.memory.predicted == fit.report_.memory.predicted
-    second = plan.leave_one_out
+    second = plan.further_pass
     assert (second.rows, second.tasks) == (9000, plan.moment_pass.tasks)
     assert plan.parts["pass: leave-one-out"] == second.seconds > 0.0
     assert plan.seconds == pytest.approx(sum(plan.parts.values()))

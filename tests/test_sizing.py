@@ -102,7 +102,7 @@ def test_every_pass_of_a_fit_is_scaled(estimator):
     fit = estimator.plan(*sharp(4_000), workers=1)
     assert fit.passes == 2
     plan = planned(fit, 50, rows=10**9)
-    other = plan.fit.leave_one_out or plan.fit.second.moment_pass
+    other = plan.fit.further_pass or plan.fit.second.moment_pass
     for cost in (plan.fit.moment_pass, other):
         assert (cost.rows, cost.workers) == (10**9, 50)
     assert plan.bytes_read == plan.fit.moment_pass.bytes_read + other.bytes_read
@@ -155,6 +155,20 @@ def test_options_change_what_they_name(fit_plan):
     assert plain.seconds == planned(fit_plan, 20, rows=10**9).seconds
 
 
+def test_chunks_have_no_more_rows_than_there_are(fit_plan):
+    long, whole = (planned(fit_plan, 4, rows=10_000, chunk_rows=c) for c in (10**7, 10_000))
+    assert long.chunk_rows == 10_000
+    assert long.memory == whole.memory
+    assert planned(fit_plan, 4, rows=10_000).chunk_rows == 10_000
+
+
+def test_stragglers_do_not_lower_the_upper_end(fit_plan):
+    plain = planned(fit_plan, 20, rows=10**9)
+    for stragglers in ((0.02, 1.1), (0.001, 6.0)):
+        late = planned(fit_plan, 20, rows=10**9, stragglers=stragglers)
+        assert late.seconds[2] >= plain.seconds[2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -164,17 +178,54 @@ def test_options_change_what_they_name(fit_plan):
         ({"read_rate": 0.0}, "read_rate"),
         ({"file_system": -1.0}, "file_system"),
         ({"stragglers": (2.0, 1.0)}, "stragglers"),
+        ({"rows": np.nan}, "rows must be an integer of at least 1, got nan"),
+        ({"rows": np.inf}, "rows must be an integer of at least 1, got inf"),
+        ({"rows": "1e9"}, "rows must be an integer of at least 1, got '1e9'"),
+        ({"workers": None}, "workers must be an integer"),
+        ({"workers": True}, "workers must be an integer"),
+        ({"threads_per_worker": 1.5}, "threads_per_worker must be an integer"),
+        ({"chunk_rows": 0}, "chunk_rows must be an integer"),
+        ({"read_rate": "1"}, "read_rate must be positive and finite, got '1'"),
+        ({"memory_per_worker": 0}, "memory_per_worker must be positive"),
+        ({"memory_per_worker": -5}, "memory_per_worker must be positive"),
+        ({"memory_per_worker": "much"}, "memory_per_worker must be bytes or a text like"),
+        ({"memory_per_worker": np.inf}, "memory_per_worker must be bytes or a text like"),
+        ({"stragglers": 0.5}, "stragglers must be a share"),
+        ({"spread": 1.0}, "spread must hold"),
+        ({"seed": -1}, "seed must be an integer of at least 0"),
+        ({"rates": "fast"}, "rates must be cme_dask.ClusterRates"),
+        ({"plan": JointDistribution()}, r"plan must be what the method plan\(\)"),
     ],
 )
 def test_bad_input_is_refused(fit_plan, options, message):
+    given = {"plan": fit_plan, "workers": 4, "rates": RATES, "spread": (0.9, 1.1)} | options
     with pytest.raises(DataError, match=message):
-        planned(fit_plan, 4, **options)
+        plan_cluster(**given)
+
+
+def test_whole_floats_are_integers_and_memory_may_be_a_text(fit_plan):
+    plan = planned(fit_plan, 4.0, rows=1e6, threads_per_worker=2.0, memory_per_worker="8GiB")
+    assert plan.to_dict() == planned(fit_plan, 4, rows=10**6, threads_per_worker=2).to_dict()
+    assert isinstance(plan.workers, int)
 
 
 def test_workers_without_memory_are_refused(fit_plan):
     with pytest.raises(ResourceError, match="a worker would need"):
         planned(fit_plan, 4, rows=10**9, memory_per_worker=100_000_000)
     assert planned(fit_plan, 4, rows=10**9, memory_per_worker=4 << 30).workers == 4
+    with pytest.raises(ResourceError, match="a worker would need"):
+        planned(fit_plan, 4, rows=10**9, memory_per_worker=1)
+
+
+def test_a_refusal_names_what_helps_a_worker(fit_plan):
+    tight = {"rows": 10**9, "memory_per_worker": 300 << 20}
+    for threads, says in ((1, "and 1 task at once"), (4, "and 4 tasks at once")):
+        with pytest.raises(ResourceError, match=says) as refused:
+            planned(fit_plan, 100, threads_per_worker=threads, **tight)
+        message = str(refused.value)
+        assert "the limit is 210.00 MiB (70% of its memory, above which it spills)" in message
+        assert ("fewer than 4 threads per worker" in message) == (threads > 1)
+        assert "workers or threads" not in message
 
 
 def test_rates_are_checked_and_travel():

@@ -222,11 +222,16 @@ def plan_tables(result: Result) -> list[RenderableType]:
     if result["residual"]:
         lines.append(("residuals", _second_pass(result)))
     if result["rounds"] is None:
+        enough = all(v["enough"] for v in result["variables"])
         lines.append(
             (
                 "rounds",
                 f"each at most as long as the pass, {result['pass_seconds']:.3g} s at these ranks, "
-                "which are those of sampled pivots; how many is not known before",
+                "which are those of sampled pivots; how many is not known before"
+                if enough
+                else "the row sample does not reach the tolerance: rounds over all rows add "
+                "pivots, how many is not known before, so ranks, passes, seconds and memory are "
+                "lower bounds",
             )
         )
     seconds = [(name, f"{value:.3g}") for name, value in result["parts"].items()]
@@ -234,7 +239,7 @@ def plan_tables(result: Result) -> list[RenderableType]:
     caption = (
         f"Before the pass as measured now; the pass, {result['pass_seconds']:.3g} s or "
         f"{result['pass_rows_per_second']:,.0f} rows/s, from three strips of it on each worker; "
-        "the solution from one eigendecomposition."
+        "the solution from one eigendecomposition, or from one on the row sample if it iterates."
     )
     return [
         facts(f"{result['store']} (plan of a fit)", lines),

@@ -39,8 +39,8 @@ from cme_dask.estimators.given_location import check_location
 from cme_dask.estimators.planning import (
     Choices,
     FitPlan,
+    FurtherPass,
     Other,
-    SecondPass,
     choose,
     plan_fit,
 )
@@ -402,10 +402,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         self,
         context: FitContext,
         others: Sequence[Other] = (),
-        second: SecondPass | None = None,
+        further: FurtherPass | None = None,
     ) -> FitPlan:
         """The plan; ``others`` are further kernels that the pass compares."""
-        return plan_fit(context, self._choices(context, others), second)
+        return plan_fit(context, self._choices(context, others), further)
 
     def _choices(self, context: FitContext, others: Sequence[Other] = ()) -> Choices:
         """What the fit chooses before its pass."""
@@ -525,7 +525,9 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _measure(self, context: FitContext) -> Measured:
         """The moment pass, made again where sampled pivots turn out to have missed too much."""
         landmarks = self._landmarks(context)
-        bases, rounds = context.bases(context.kernels) if landmarks is None else (landmarks, [])
+        bases, rounds, _ = (
+            context.bases(context.kernels) if landmarks is None else (landmarks, [], set())
+        )
         passes, cells = context.passes, self._cells(context, bases)
         sums: tuple[CellSums, ...] = ()
         for topped_up in (False, True):

@@ -533,10 +533,17 @@ class FitContext:
         result = pivoted_cholesky(kernel, points, _FEW_TOL, rank, weights=few.importance)
         return NewtonBasis(kernel, points[result.pivots], result.factor)
 
+    @property
+    def adds_rounds(self) -> bool:
+        """Whether rounds over all rows add pivots where those of the row sample are too few."""
+        # Residuals take one pass, and rounds over all rows are many.
+        possible = not self.rows.complete and self.sample.residuals is None
+        return possible and (self.pivots[0].promised or not self.averages)
+
     def bases_of_each(
         self, finalists: Sequence[Sequence[Kernel]]
-    ) -> tuple[list[list[NewtonBasis]], list[PassReport]]:
-        """Bases of several pairs of kernels, and the rounds over all rows that they took.
+    ) -> tuple[list[list[NewtonBasis]], list[PassReport], set[int]]:
+        """Bases of several pairs of kernels, see :meth:`bases`; none is topped up.
 
         Kernels that several of them share have one basis.
 
@@ -547,25 +554,30 @@ class FitContext:
         """
         made: dict[tuple[int, Kernel], NewtonBasis] = {}
         rounds: list[PassReport] = []
+        short: set[int] = set()
         for kernels in finalists:
             keys = list(enumerate(kernels))
             if any(key not in made for key in keys):
-                bases, reports = self.bases(kernels, top_up=False)
+                bases, reports, missing = self.bases(kernels, top_up=False)
                 rounds += reports
+                short |= missing
                 made |= dict(zip(keys, bases, strict=True))
-        return [[made[key] for key in enumerate(kernels)] for kernels in finalists], rounds
+        return [[made[key] for key in enumerate(kernels)] for kernels in finalists], rounds, short
 
     def bases(
         self, kernels: Sequence[Kernel], *, top_up: bool = True
-    ) -> tuple[list[NewtonBasis], list[PassReport]]:
+    ) -> tuple[list[NewtonBasis], list[PassReport], set[int]]:
         """Bases of all variables, and the rounds over all rows that they took.
+
+        The third result are the numbers of the variables whose pivots are known to be too few, and
+        to which rounds are yet to add.
 
         Parameters
         ----------
         kernels
             The kernel of each variable.
         top_up
-            Whether rounds over all rows may add to sampled pivots that are known to be too few.
+            Whether rounds over all rows add to such pivots here, if they may.
 
         Raises
         ------
@@ -574,8 +586,7 @@ class FitContext:
         ResourceError
             As soon as the rank is one whose pass would not fit into memory.
         """
-        # Residuals take one pass, and rounds over all rows are many.
-        top_up = top_up and not self.rows.complete and self.sample.residuals is None
+        short: set[int] = set()
         bases: dict[int, NewtonBasis] = {}
         remaining: dict[int, tuple[Rule, PivotState]] = {}
         for i, (pivots, kernel) in enumerate(zip(self.pivots, kernels, strict=True)):
@@ -589,8 +600,11 @@ class FitContext:
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
                 bases[i], reached = self._sampled(i, kernel, ranks)
-            if top_up and not reached and bases[i].rank != pivots.max_rank:
-                remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
+            if self.adds_rounds and not reached and bases[i].rank != pivots.max_rank:
+                if top_up:
+                    remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
+                else:
+                    short.add(i)
         reports: list[PassReport] = []
         if remaining:
             states, reports = self._in_rounds(bases, remaining)
@@ -601,7 +615,7 @@ class FitContext:
                 if state.status == "exhausted" and all_rows:
                     self._warn_of_rank(i, state.rank, float(state.history[-1]))
                 bases[i] = state.basis(kernels[i])
-        return [bases[i] for i in range(len(kernels))], reports
+        return [bases[i] for i in range(len(kernels))], reports, short
 
     def topped_up(
         self, bases: Sequence[NewtonBasis], errors: Sequence[float]
@@ -617,8 +631,7 @@ class FitContext:
         errors
             Relative trace error of each basis over all rows.
         """
-        # Residuals take one pass, and rounds over all rows are many.
-        if self.rows.complete or self.sample.residuals is not None:
+        if not self.adds_rounds:
             return None, []
         remaining = {
             i: (pivots.rule(basis.kernel), PivotState.of(basis))

@@ -10,7 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.estimators.base import Declarations, Measured, check_choice, names_of
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.embedding_fit import EmbeddingEstimator
-from cme_dask.estimators.planning import FitPlan
+from cme_dask.estimators.planning import FitPlan, FurtherPass
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.models.embedding import EmbeddingModel
@@ -208,9 +208,10 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
         if not self._leaves_one_out:
             return super()._planned(context)
-        return super()._planned(
-            context, second=lambda sums, sides: (context.sample, self._left_out(sums, sides))
+        further = FurtherPass(
+            "leave-one-out", lambda sums, sides: (context.sample, self._left_out(sums, sides))
         )
+        return super()._planned(context, further=further)
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         steps = super()._steps(sample, plans=plans)

@@ -11,7 +11,7 @@ from cme_dask.data.trajectories import pairs
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import Estimator, FittedBasis, Measured, check_number, origin
 from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.planning import FitPlan
+from cme_dask.estimators.planning import FitPlan, FurtherPass
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.problems import EMBEDDING_REGS as REGS
@@ -275,10 +275,11 @@ class KernelBayesFilter(Estimator):
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
         successive = pairs(context.sample, 1, self.time_step)
-        return super()._planned(
-            context,
-            second=lambda sums, sides: (successive, _transitions(sides[0].basis, context)),
+        further = FurtherPass(
+            "successive states",
+            lambda sums, sides: (successive, _transitions(sides[0].basis, context)),
         )
+        return super()._planned(context, further=further)
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         successive = pairs(sample, 1, self.time_step)  # first: it checks the times

@@ -478,7 +478,7 @@ class _Test:
                 max(passes for _, passes in drawn),
                 0.0,
             )
-            bases, _ = context.bases(context.kernels, top_up=False)
+            bases, *_ = context.bases(context.kernels, top_up=False)
             spec = context.moments_on(bases)
             if method == "bootstrap" and self.n_folds is None:
                 spec = replace(spec, n_folds=folds_of_width(spec.width))

@@ -1,5 +1,6 @@
 """The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,13 @@ from cme_dask.estimators.locating import (
     measuring_scores,
     search_location,
 )
-from cme_dask.estimators.planning import Choices, FitPlan, plan_fit
+from cme_dask.estimators.planning import (
+    Choices,
+    FitPlan,
+    FurtherPass,
+    plan_fit,
+    trial_moments,
+)
 from cme_dask.estimators.steps import LOCATION, PIVOTS, SEARCH, SECOND, SECOND_PASS
 from cme_dask.estimators.support import column_values
 from cme_dask.estimators.tuned import (
@@ -56,7 +63,13 @@ from cme_dask.numerics.calibration import (
 )
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, MomentSums
+from cme_dask.numerics.moments import (
+    FeatureBlock,
+    Function,
+    MomentReduction,
+    Moments,
+    MomentSums,
+)
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.precision import JointChange
 from cme_dask.numerics.problem import JointProblem, JointSolver, Regularization
@@ -313,7 +326,18 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     def _plan_of(self, context: FitContext, choices: Choices) -> FitPlan:
         """The plan of a fit that has chosen, with the memory of its search."""
-        plan, search = plan_fit(context, choices), context.search
+        observed = context.solver.constraint.bounds == "observed" and not context.averages
+        further = FurtherPass(
+            "ranges of basis functions",
+            lambda sums, sides: (
+                context.sample,
+                _basis_ranges(sums.means(), sides, context.solver.reg),
+            ),
+        )
+        plan = plan_fit(context, choices, further if observed else None)
+        if not context.solver.constraint.closed:
+            plan = replace(plan, solution_seconds=_iterated_seconds(context, choices.specs[0]))
+        search = context.search
         return (
             plan if search is None else replace(plan, memory=plan.memory.or_tighter(search.memory))
         )
@@ -336,7 +360,6 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 partial(self._in_mode, context),
                 self._tuning.averaged,
                 learn_reg=self.reg is None,
-                top_up=context.pivots[0].promised,
             )
             members, measured, for_location = ensemble.run(self._cells(context))
             components, reg = [each.component for each in members], members[0].candidate.reg
@@ -348,15 +371,20 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 bases = [side.basis for side in measured.sides]
                 solver = whole = solver.on(bases, context.rows.parts)
                 if solver.constraint.bounds == "observed":
-                    mean = measured.moments.means()
-                    problem = JointProblem.of(mean, reg, centred=True)
-                    psi_x = LinearBasis(bases[0], problem.transform_x, problem.eigenvalues_x)
-                    psi_y = LinearBasis(bases[1], problem.transform_y, problem.eigenvalues_y)
-                    ranges = BasisRanges((psi_x, psi_y))
-                    ((x, y),), _ = run_pass(sample, [ranges], context.executor)
+                    ranges = _basis_ranges(measured.moments.means(), measured.sides, reg)
+                    ((x, y),), report = run_pass(
+                        sample,
+                        [ranges],
+                        context.executor,
+                        around=context.after_moments(measured.sides),
+                    )
                     # Refits have other bases, whose ranges are those over the row sample.
                     whole = solver._replace(bounds=solver.bounds._replace(ranges=(x, y)))
-                    measured = measured._replace(passes=measured.passes + 1)
+                    memory = measured.report.memory.or_tighter(report.memory)
+                    measured = measured._replace(
+                        passes=measured.passes + 1,
+                        report=measured.report._replace(memory=memory),
+                    )
                 components = [
                     solve_by_fold(
                         measured.moments, measured.sides, solver, self.convergence, whole=whole
@@ -471,6 +499,27 @@ def trial_solver(
     if not solver.constraint.closed:
         return JointSolver(Normalized(), solver.reg)
     return solver.on([side.basis for side in sides], rows.parts)
+
+
+def _basis_ranges(mean: Moments, sides: Sequence[FeatureBlock], reg: Regularization) -> BasisRanges:
+    """The reduction to the ranges of the centred basis functions."""
+    problem = JointProblem.of(mean, reg, centred=True)
+    psi_x = LinearBasis(sides[0].basis, problem.transform_x, problem.eigenvalues_x)
+    psi_y = LinearBasis(sides[1].basis, problem.transform_y, problem.eigenvalues_y)
+    return BasisRanges((psi_x, psi_y))
+
+
+def _iterated_seconds(context: FitContext, spec: MomentReduction) -> float:
+    """Seconds of the solution, and of as many as there are folds, from one on the row sample."""
+    mean = trial_moments(context, spec).means()
+    with one_blas_thread():
+        begin = time.perf_counter()
+        solver = context.solver.on([side.basis for side in spec.features], context.rows.parts)
+        ready = time.perf_counter()
+        solver.solve(mean)
+        solved = time.perf_counter()
+    solutions = 1 if spec.n_folds == 1 else 1 + spec.n_folds
+    return ready - begin + solutions * (solved - ready)
 
 
 def _normal_scores(context: FitContext) -> Transform | None:

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cme_dask.data.sample import Sample
-from cme_dask.estimators.context import FitContext
+from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.basis import Basis, eigenbasis
@@ -41,8 +41,20 @@ Specify = Callable[[MomentReduction], tuple[MomentReduction, ComputeMode]]
 Other = tuple[Sequence[Kernel], Specify]
 """Further learned kernels, and the trial of the arithmetic for their moments."""
 
-SecondPass = Callable[[MomentSums, Sequence[FeatureBlock]], tuple[Sample, Reduction[Any, Any]]]
-"""From the moments of x and y to the rows of a second pass, and what it computes."""
+
+class FurtherPass(NamedTuple):
+    """A pass that follows the one of the moments.
+
+    Attributes
+    ----------
+    name
+        In the parts of a plan.
+    of_moments
+        From the moments of x and y to its rows, and what it computes.
+    """
+
+    name: str
+    of_moments: Callable[[MomentSums, Sequence[FeatureBlock]], tuple[Sample, Reduction[Any, Any]]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,8 @@ class PlannedVariable:
 
     ``ranks`` holds a number for each finalist, the best one first, and ``kernel`` is that one's.
     ``pivots`` is a mode, or ``given``. For modes that go over all rows the ranks are those of
-    pivots from the row sample.
+    pivots from the row sample. ``enough`` is False where the row sample shows that these miss
+    ``tol``: the fit adds pivots in rounds over all rows, and the ranks are lower bounds.
     """
 
     name: str
@@ -59,6 +72,7 @@ class PlannedVariable:
     ranks: tuple[int, ...]
     pivots: str
     kernel: str
+    enough: bool = True
 
     @property
     def rank(self) -> int:
@@ -121,9 +135,11 @@ class FitPlan:
 
     Ranks, arithmetic, tasks and strips are those of the fit: its pivots have been chosen on the row
     sample. Seconds before the pass were measured on the way; those of the pass are predicted from
-    three of its strips on each worker, and those of the solution from an eigendecomposition. Rounds
-    of pivots over all rows (``greedy``, ``random``, and where sampled pivots turn out to have
-    missed something) come on top; each takes no longer than the pass.
+    three of its strips on each worker, and those of the solution from an eigendecomposition, or,
+    under a constraint that takes iterations, from a solution on the row sample. Rounds of pivots
+    over all rows come on top (``in_rounds``): with ``greedy`` and ``random``, and where sampled
+    pivots miss ``tol``. Where the row sample shows that already (``enough`` of a variable is
+    False), ranks, passes, seconds and memory are lower bounds; other misses show in the pass.
 
     Attributes
     ----------
@@ -155,15 +171,16 @@ class FitPlan:
         kernels; 0 where the row sample does not decide.
     second
         The plan of its pass, where the row sample advises it.
-    leave_one_out
-        Predicted: the second pass of an embedding whose ridge is chosen by leave-one-out.
+    further_pass, further_name
+        Predicted: a pass that follows the one of the moments, and what it is for: leave-one-out
+        losses of ridges, moments of successive states, or ranges of basis functions. None and an
+        empty text if there is none.
     location
         A given location in words, or None. The fits with and without it share the pass.
     location_seconds
         Measured: fitting a regressor that is the location.
-    workload, left_out_workload
-        The pass that makes the moments and the one of ``leave_one_out``, for
-        :func:`cme_dask.plan_cluster`.
+    workload, further_workload
+        The pass that makes the moments and ``further_pass``, for :func:`cme_dask.plan_cluster`.
     """
 
     variables: tuple[PlannedVariable, ...]
@@ -181,11 +198,12 @@ class FitPlan:
     residual: str | bool = False
     screening_seconds: float = 0.0
     second: "FitPlan | None" = None
-    leave_one_out: PassCost | None = None
+    further_pass: PassCost | None = None
+    further_name: str = ""
     location: str | None = None
     location_seconds: float = 0.0
     workload: PassWorkload | None = field(default=None, repr=False, compare=False)
-    left_out_workload: PassWorkload | None = field(default=None, repr=False, compare=False)
+    further_workload: PassWorkload | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -200,7 +218,7 @@ class FitPlan:
     @property
     def in_rounds(self) -> bool:
         """Whether the fit would choose pivots in rounds over all rows; their number is unknown."""
-        return any(v.pivots not in ("sampled", "given") for v in self.variables)
+        return any(v.pivots in IN_ROUNDS or not v.enough for v in self.variables)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -209,8 +227,8 @@ class FitPlan:
         screened = (
             {"trial of a location model": self.screening_seconds} if self.screening_seconds else {}
         )
-        second = self.leave_one_out
-        left_out = {} if second is None else {"pass: leave-one-out": second.seconds}
+        further = self.further_pass
+        followed = {} if further is None else {f"pass: {self.further_name}": further.seconds}
         known = "" if self.second is not None else ", at least"
         again = (
             {f"location model{known}": self.residual_seconds[0]} if self.residual is True else {}
@@ -227,7 +245,7 @@ class FitPlan:
             "pass: waiting for rows": self.moment_pass.reading,
             "pass: partial sums": self.moment_pass.sums,
             "pass: scheduling": self.moment_pass.scheduling,
-            **left_out,
+            **followed,
             "solution": self.solution_seconds,
             **again,
         }
@@ -282,7 +300,9 @@ class FitPlan:
             "pass": asdict(self.moment_pass),
             "pass_seconds": self.moment_pass.seconds,
             "pass_rows_per_second": self.moment_pass.rows_per_second,
-            "leave_one_out": None if self.leave_one_out is None else asdict(self.leave_one_out),
+            "further_pass": None
+            if self.further_pass is None
+            else {"name": self.further_name, **asdict(self.further_pass)},
             "location": self.location,
             "residual": self.residual,
             "residual_seconds": list(self.residual_seconds),
@@ -308,6 +328,8 @@ class Choices:
         Of the moments of the best pair, in words.
     pivot_seconds, trial_seconds
         What the choice of pivots took, and that of the arithmetic.
+    short
+        Numbers of the variables to whose pivots the fit would add in rounds over all rows.
     """
 
     bases: Sequence[Sequence[Basis]]
@@ -317,6 +339,7 @@ class Choices:
     arithmetic: str
     pivot_seconds: float
     trial_seconds: float
+    short: set[int]
 
     @property
     def sets(self) -> MomentSets:
@@ -362,8 +385,9 @@ def choose(
     kernels = [context.kernels, *(kernels for kernels, _ in others)]
     on_landmarks = [landmarks(replace(context, kernels=pair)) for pair in kernels]
     each: Sequence[Sequence[Basis]] = [bases for bases in on_landmarks if bases is not None]
+    short: set[int] = set()
     if not each:
-        each, _ = from_sample.bases_of_each(kernels)
+        each, _, short = from_sample.bases_of_each(kernels)
     marks.append(time.perf_counter())
     spec, arithmetic = specify(context.moments_on(each[0]))
     also = [
@@ -380,10 +404,17 @@ def choose(
         arithmetic.name,
         marks[1] - marks[0],
         marks[2] - marks[1],
+        short,
     )
 
 
-def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = None) -> FitPlan:
+def trial_moments(context: FitContext, spec: MomentReduction) -> MomentSums:
+    """Moments of some rows of the row sample, in one fold."""
+    rows = context.rows.prefix(TRIAL_ROWS)
+    return strip_moments(replace(spec, n_folds=1), rows.parts, None, np.zeros(len(rows), int))
+
+
+def plan_fit(context: FitContext, choices: Choices, further: FurtherPass | None = None) -> FitPlan:
     """The plan of a fit that has chosen its pivots and its arithmetic.
 
     Parameters
@@ -392,8 +423,8 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
         What the fit has before its pass.
     choices
         What it has chosen.
-    second
-        What a second pass computes, of the moments of some rows here.
+    further
+        A pass that follows, here after the moments of some rows.
 
     Raises
     ------
@@ -406,17 +437,15 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
     with one_blas_thread():
         solution_seconds = _solution_seconds(choices.specs)
     moment_pass = time_pass(sample, choices.reductions, runs, executor)
-    second_pass = left_out_workload = None
-    if second is not None:
-        trial = context.rows.prefix(TRIAL_ROWS)
-        few = strip_moments(replace(spec, n_folds=1), trial.parts, None, np.zeros(len(trial), int))
-        other, reduction = second(few, spec.features)
+    further_pass = further_workload = None
+    if further is not None:
+        other, reduction = further.of_moments(trial_moments(context, spec), spec.features)
         extent = extent_of(other, executor)
         around = context.after_moments(spec.features)
         runs, needed = plan_pass(reduction.cost(extent) + around, extent, executor)
         memory = memory.or_tighter(needed)
-        second_pass = time_pass(other, [reduction], runs, executor)
-        left_out_workload = workload_of(other, [reduction], around, executor)
+        further_pass = time_pass(other, [reduction], runs, executor)
+        further_workload = workload_of(other, [reduction], around, executor)
     return FitPlan(
         variables=tuple(
             PlannedVariable(
@@ -425,14 +454,15 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
                 tuple(basis.rank for basis in bases),
                 pivots.mode,
                 repr(bases[0].kernel),
+                i not in choices.short,
             )
-            for pivots, columns, bases in zip(
-                context.pivots, sample.columns, zip(*choices.bases, strict=True), strict=True
+            for i, (pivots, columns, bases) in enumerate(
+                zip(context.pivots, sample.columns, zip(*choices.bases, strict=True), strict=True)
             )
         ),
         arithmetic=choices.arithmetic,
         scheduler=executor.kind,
-        passes=context.passes + 1 + (context.residual is True) + (second is not None),
+        passes=context.passes + 1 + (context.residual is True) + (further is not None),
         moment_pass=moment_pass,
         sample_seconds=context.seconds,
         pivot_seconds=choices.pivot_seconds,
@@ -442,11 +472,12 @@ def plan_fit(context: FitContext, choices: Choices, second: SecondPass | None = 
         finalists=len(choices.specs),
         search_seconds=_searched(context),
         residual=context.residual,
-        leave_one_out=second_pass,
+        further_pass=further_pass,
+        further_name="" if further is None else further.name,
         workload=workload_of(
             sample, choices.reductions, context.choice_cost(max(sets.ranks)), executor
         ),
-        left_out_workload=left_out_workload,
+        further_workload=further_workload,
     )
 
 

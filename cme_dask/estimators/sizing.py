@@ -9,19 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cme_dask.data.store import brief
 from cme_dask.data.writer import CHUNK_BYTES
-from cme_dask.errors import DataError, ResourceError
+from cme_dask.errors import DataError, option, remedy
 from cme_dask.estimators.planning import FitPlan, PassWorkload
+from cme_dask.kernels.base import check_integer, check_number
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.reduction import MAX_STRIP, RowRange, strip_length
 from cme_dask.passes.cost import PassCost, StripTimes
-from cme_dask.passes.driver import A_WORKER, Executor, worker_base_bytes
+from cme_dask.passes.driver import A_WORKER, Executor, memory_bytes, worker_base_bytes
 from cme_dask.passes.rates import ClusterRates
 from cme_dask.passes.run import plan_pass
 from cme_dask.passes.simulation import (
     PassWork,
     SimulatedCluster,
     Simulation,
+    check_spread,
+    check_stragglers,
     simulate_pass,
 )
 
@@ -151,10 +155,10 @@ def plan_cluster(
     plan: FitPlan,
     workers: int,
     *,
-    rows: int | float | None = None,
+    rows: float | None = None,
     threads_per_worker: int | None = None,
     chunk_rows: int | None = None,
-    memory_per_worker: int | None = None,
+    memory_per_worker: str | int | None = None,
     rates: ClusterRates | None = None,
     read_rate: float | None = None,
     file_system: float | None = None,
@@ -180,10 +184,10 @@ def plan_cluster(
     threads_per_worker
         Threads of each; default 1. The recommended layout has this number if it is given.
     chunk_rows
-        Rows of a chunk of the store; default that of the plan, or of rows in memory what ``ingest``
-        would choose.
+        Rows of a chunk of the store, of which no chunk has more than ``rows``; default that of the
+        plan, or of rows in memory what ``ingest`` would choose.
     memory_per_worker
-        Bytes of each worker, for a refusal if these do not suffice; default any number.
+        Bytes of each worker ("8GiB"), for a refusal if these do not suffice; default any number.
     rates
         Of scheduler, client and messages; default: measured here, in about 20 seconds.
     read_rate
@@ -205,37 +209,55 @@ def plan_cluster(
     Raises
     ------
     DataError
-        If a number is out of range.
+        If an argument is of another kind, or a number out of range.
     ResourceError
         If a worker would not have enough memory, or rates can't be measured.
     """
+    if not isinstance(plan, FitPlan):
+        raise DataError(
+            f"plan must be what the method plan() of an estimator returns, got {brief(repr(plan))}"
+        )
     if plan.workload is None:
         raise DataError("this plan has no pass: give one that the method plan() of a fit returned")
-    rows = plan.rows if rows is None else rows
-    for name, value in (
-        ("workers", workers),
-        ("rows", rows),
-        ("threads_per_worker", 1 if threads_per_worker is None else threads_per_worker),
-        ("chunk_rows", 1 if chunk_rows is None else chunk_rows),
-    ):
-        if value < 1 or value != int(value):
-            raise DataError(f"{name} must be a whole number of at least 1, got {value!r}")
-    for name, rate in (("read_rate", read_rate), ("file_system", file_system)):
-        if rate is not None and not rate > 0.0:
-            raise DataError(f"{name} must be positive, in bytes per second, got {rate!r}")
+    if rates is not None and not isinstance(rates, ClusterRates):
+        raise DataError(f"rates must be cme_dask.ClusterRates, got {brief(repr(rates))}")
+    # All are checked before rates are measured, which takes a while.
+    workers = _whole("workers", workers)
+    rows = plan.rows if rows is None else _whole("rows", rows)
+    threads = None
+    if threads_per_worker is not None:
+        threads = _whole("threads_per_worker", threads_per_worker)
+    if chunk_rows is None:
+        chunk_rows = _chunk_rows(plan.workload)
+    chunk_rows = min(_whole("chunk_rows", chunk_rows), rows)  # no task holds more rows than these
+    memory = memory_bytes(memory_per_worker, "memory_per_worker")
+    reading = math.inf if read_rate is None else check_number(option("read_rate"), read_rate)
+    shared = math.inf
+    if file_system is not None:
+        shared = check_number(remedy("file_system", "--file-system-rate"), file_system)
+    stragglers = check_stragglers(stragglers)
+    factors = None if spread is None else check_spread(spread)
+    seed = check_integer(option("seed"), seed, 0)
     sizing = PassSizing(
         plan.moment_pass.rates,
         plan.workload,
-        int(rows),
-        int(chunk_rows or _chunk_rows(plan.workload)),
+        rows,
+        chunk_rows,
         ClusterRates.measure(workers) if rates is None else rates,
-        math.inf if read_rate is None else read_rate,
-        math.inf if file_system is None else file_system,
-        tuple(measure_spread() if spread is None else spread),
+        reading,
+        shared,
+        measure_spread() if factors is None else factors,
         stragglers,
         seed,
     )
-    return _plan(plan, sizing, workers, threads_per_worker, memory_per_worker)
+    return _plan(plan, sizing, workers, threads, memory)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number of at least 1 as an integer; 1e9 is one, too."""
+    if isinstance(value, (float, np.floating)) and value.is_integer():
+        value = int(value)
+    return check_integer(option(name), value, 1)
 
 
 def measure_spread() -> tuple[float, ...]:
@@ -338,11 +360,11 @@ def _on_cluster(
     first = sizing.ranged(workers, threads, memory_limit)
     fits = [replace(fit, scheduler="distributed", moment_pass=cost) for cost in first.costs]
     passes = [first]
-    if fit.leave_one_out is not None and fit.left_out_workload is not None:
-        again = sizing.of(fit.leave_one_out, fit.left_out_workload)
+    if fit.further_pass is not None and fit.further_workload is not None:
+        again = sizing.of(fit.further_pass, fit.further_workload)
         passes.append(again.ranged(workers, threads, memory_limit))
         fits = [
-            replace(one, leave_one_out=cost)
+            replace(one, further_pass=cost)
             for one, cost in zip(fits, passes[-1].costs, strict=True)
         ]
     if fit.second is not None and fit.second.workload is not None:
@@ -397,7 +419,8 @@ class PassSizing:
         work, there = self.work(runs), self.cluster(workers, threads)
         slow, fast = np.quantile(self.spread, [0.9, 0.1])
         simulations = [simulate_pass(work, there, self.seed)]
-        for factor, stragglers in ((fast, (0.0, 1.0)), (slow, max(self.stragglers, SLOW))):
+        share, times = np.maximum(self.stragglers, SLOW).tolist()
+        for factor, stragglers in ((fast, (0.0, 1.0)), (slow, (share, times))):
             scaled = replace(work, leaf_seconds=(np.array(work.leaf_seconds) * factor).tolist())
             end = replace(there, spread=(1.0,), stragglers=stragglers)
             simulations.append(simulate_pass(scaled, end, self.seed))
@@ -439,6 +462,7 @@ class PassSizing:
                 memory=client,
                 worker_memory=((threads, worker),),
                 worker_resident=worker_base_bytes(),
+                worker_share=SPILL,
             )
             runs, plan = plan_pass(cost, extent, executor)
             return runs, plan.predicted, plan.place
@@ -446,9 +470,8 @@ class PassSizing:
         runs, worker, place = predicted(_AMPLE >> 8, _AMPLE)
         assert place == A_WORKER
         _, client, _ = predicted(_AMPLE, _AMPLE >> 8)
-        if memory_limit is not None and worker > SPILL * memory_limit:
-            predicted(int(SPILL * memory_limit), sys.maxsize)  # raises, with what to lower
-            raise ResourceError(f"a worker needs {worker} bytes, of {memory_limit}")
+        if memory_limit is not None:
+            predicted(max(int(SPILL * memory_limit), 1), sys.maxsize)  # raises, with what to lower
         limit = math.ceil(worker / SPILL / _MEMORY_UNIT) * _MEMORY_UNIT
         return runs, ClusterMemory(worker, client, limit)
 

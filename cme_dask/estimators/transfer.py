@@ -290,7 +290,7 @@ class TransferOperator(Estimator):
 
     def _landmarks(self, context: FitContext) -> list[Basis]:
         """One basis for both rows of a pair."""
-        (basis,), _ = _first(context).bases(context.kernels[:1], top_up=False)
+        (basis,), *_ = _first(context).bases(context.kernels[:1], top_up=False)
         return [basis, basis]
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:

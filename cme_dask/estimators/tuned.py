@@ -207,9 +207,6 @@ class EnsembleFit:
         How many are averaged at most.
     learn_reg
         Whether the ridge is learned.
-    top_up
-        Whether bases of the best that miss ``tol`` over all rows get more pivots, in rounds over
-        all rows and one more pass for their moments.
     """
 
     context: FitContext
@@ -217,7 +214,6 @@ class EnsembleFit:
     specify: Specify
     averaged: int
     learn_reg: bool
-    top_up: bool
 
     def run(
         self, cells: tuple[CellReduction, ...]
@@ -233,7 +229,7 @@ class EnsembleFit:
         """
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
-        bases, rounds = self.context.bases_of_each(kernels)
+        bases, rounds, _ = self.context.bases_of_each(kernels)
         passes = self.context.passes + 1 + len(rounds)
         location = self.context.moments_of_mean()
         others = () if location is None else (location,)
@@ -241,9 +237,8 @@ class EnsembleFit:
         members, sums, summed, report = self._members(search.finalists, bases, run, cells, others)
         for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
         best = _best(members, search.score, self.averaged)
-        if self.top_up:
-            best, more = self._topped_up(best)
-            passes += more
+        best, more = self._topped_up(best)
+        passes += more
         first = best[0]
         if not self.learn_reg and not first.retained and first.joint > _OVERFITTED:
             reg = first.candidate.reg
@@ -334,6 +329,7 @@ class EnsembleFit:
     def _topped_up(self, members: list[EnsembleMember]) -> tuple[list[EnsembleMember], int]:
         """The members, those whose bases missed ``tol`` over all rows anew; and the passes it took.
 
+        These are rounds over all rows, and one more pass for the moments.
         Members often share a basis, which is topped up once.
         """
         made: dict[tuple[int, Kernel], NewtonBasis] = {}

@@ -103,6 +103,9 @@ class Executor:
         Bytes of it that tasks may use; None for any number.
     worker_resident
         Bytes that a worker of a cluster holds without a task, as it was measured.
+    worker_share
+        Share of its memory at which a worker of a cluster begins to spill, for messages; 1 where
+        ``worker_memory`` is no such share.
     shares_memory
         Whether tasks see the arrays of this process without a copy.
     cores
@@ -120,6 +123,7 @@ class Executor:
     device_memory: int = 0
     device_limit: int | None = None
     worker_resident: int = 0
+    worker_share: float = 1.0
     shares_memory: bool = field(init=False)
     cores: int = field(init=False)
 
@@ -163,7 +167,8 @@ class Executor:
         waiting = math.ceil(math.log2(len(runs))) * cost.partial + cost.retained + cost.process
         base = _PROCESS + extent.in_memory + cost.held
         place = "the client" if self.worker_memory else "this machine"
-        plans = [MemoryPlan(base + v, self.memory, place, k) for k, v in cost.alone.items()]
+        # With the tasks that run at once; the client takes its own steps without any.
+        plans = [(MemoryPlan(base + v, self.memory, place, k), 0) for k, v in cost.alone.items()]
         if self.worker_memory:
             # None waits as long as all tasks run at once; then they are sent and added.
             at_once = sum(threads for threads, _ in self.worker_memory)
@@ -177,7 +182,7 @@ class Executor:
                 )
                 for threads, limit in self.worker_memory
             ]
-            plans += workers
+            plans += zip(workers, (threads for threads, _ in self.worker_memory), strict=True)
             if (panel := current()) is not None:
                 panel.memory(max(p.predicted for p in workers), min(p.limit for p in workers))
         else:
@@ -186,14 +191,41 @@ class Executor:
                 # One in two sends what it gives, while the others compute and one sum is made.
                 sending = -(-self.workers // 2) * max(_SENT * cost.partial - task, 0)
                 running += self.workers * (_CHILD + cost.process) + sending + cost.partial
-            plans.append(MemoryPlan(base + running, self.memory, place))
+            plans.append((MemoryPlan(base + running, self.memory, place), self.workers))
         if self.device_limit is not None:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
-            plans.append(MemoryPlan(at_once * on_device, self.device_limit, "the device"))
-        worst = plans[np.argmax([plan.predicted / plan.limit for plan in plans])]
+            device = MemoryPlan(at_once * on_device, self.device_limit, "the device")
+            plans.append((device, at_once))
+        worst, tasks = max(plans, key=lambda each: each[0].predicted / each[0].limit)
         if worst.predicted > worst.limit:
-            raise ResourceError(_refusal(cost, extent, self.workers, worst))
+            raise ResourceError(self._refusal(cost, extent, tasks, worst))
         return worst
+
+    def _refusal(self, cost: Cost, extent: Extent, tasks: int, plan: MemoryPlan) -> str:
+        """The message on a peak above its limit, while so many tasks run at once."""
+        remedies = list(cost.remedies)
+        if tasks > 1:
+            fewer = "threads per worker" if self.worker_memory else "workers or threads"
+            remedies.append(f"fewer than {tasks} {fewer}")
+        if tasks and extent.chunk_rows > extent.strip_rows:
+            columns = max(extent.n_columns, extent.columns_read)
+            reading = columns * _WORD * 3 * extent.chunk_rows
+            first = 0 if 2 * reading > plan.predicted else len(remedies)
+            remedies.insert(
+                first,
+                f"chunks of fewer rows than {extent.chunk_rows:,}, which are read whole "
+                "(cme-dask rechunk)",
+            )
+        running = f"{tasks} task{'s' * (tasks > 1)} at once" if tasks else plan.phase
+        subject = f"{cost.subject} and " if cost.subject else ""
+        limit = format_bytes(plan.limit)
+        if plan.place == A_WORKER and self.worker_share < 1.0:
+            limit += f" ({self.worker_share:.0%} of its memory, above which it spills)"
+        advice = f": {', or '.join(remedies)}" if remedies else ""
+        return (
+            f"{plan.place} would need {format_bytes(plan.predicted)} for {subject}{running}, the "
+            f"limit is {limit}{advice}"
+        )
 
     def check_alone(self, phase: str, need: int, held: int, remedy: str) -> MemoryPlan:
         """Predict the peak of a step that the client takes alone.
@@ -429,10 +461,9 @@ class RunOptions:
             else:
                 check_workers_have(client, place.name)
                 device_memory = min(run_on_workers(client, place.memory).values())
-        most = _bytes(self.memory_limit, "memory_limit")
-        device_limit = min(
-            _bytes(self.device_memory_limit, "device_memory_limit"), device_memory or sys.maxsize
-        )
+        most = memory_bytes(self.memory_limit, "memory_limit")
+        device_limit = memory_bytes(self.device_memory_limit, "device_memory_limit")
+        device_limit = min(device_limit, device_memory or sys.maxsize)
         # Of a worker's memory what it fills before it begins to spill; 0: it has no limit.
         share = dask.config.get("distributed.worker.memory.spill") or 1.0
         each = [
@@ -452,6 +483,7 @@ class RunOptions:
             device_memory,
             None if device_limit == sys.maxsize else device_limit,
             resident,
+            share if all(limit < most for _, limit in each) else 1.0,
         )
 
     @contextlib.contextmanager
@@ -661,36 +693,16 @@ def task_bytes(
     return read + cost.partial + retained, computing + strips
 
 
-def _bytes(limit: str | int | None, name: str) -> int:
+def memory_bytes(limit: str | int | None, name: str) -> int:
+    """Bytes of a limit that users give, such as "2GB"; of None more than any machine has."""
     if limit is None:
         return sys.maxsize
     try:
         value = parse_bytes(limit)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{option(name)} must be bytes or a text like '2GB', got {limit!r}"
         ) from error
     if value <= 0:
         raise DataError(f"{option(name)} must be positive, got {limit!r}")
     return int(value)
-
-
-def _refusal(cost: Cost, extent: Extent, workers: int, plan: MemoryPlan) -> str:
-    remedies = list(cost.remedies)
-    if workers > 1:
-        remedies.append(f"fewer than {workers} workers or threads")
-    if extent.chunk_rows > extent.strip_rows:
-        columns = max(extent.n_columns, extent.columns_read)
-        reading = columns * _WORD * 3 * extent.chunk_rows
-        first = 0 if 2 * reading > plan.predicted else len(remedies)
-        remedies.insert(
-            first,
-            f"chunks of fewer rows than {extent.chunk_rows:,}, which are read whole "
-            "(cme-dask rechunk)",
-        )
-    subject = f"{cost.subject} and " if cost.subject else ""
-    advice = f": {', or '.join(remedies)}" if remedies else ""
-    return (
-        f"{plan.place} would need {format_bytes(plan.predicted)} for {subject}"
-        f"{workers} tasks at once, the limit is {format_bytes(plan.limit)}{advice}"
-    )

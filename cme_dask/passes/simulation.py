@@ -26,11 +26,11 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, option
 from cme_dask.numerics.reduction import tree_merges
 
 SATURATION = 1.1
@@ -72,6 +72,47 @@ class PassWork:
     def tasks(self) -> int:
         """Leaves and merges."""
         return 2 * len(self.leaf_seconds) - 1
+
+
+def check_stragglers(value: Any) -> tuple[float, float]:
+    """A share of leaves and the factor by which they take longer.
+
+    Raises
+    ------
+    DataError
+        If it is anything else.
+    """
+    numbers = _numbers(value)
+    if len(numbers) != 2 or not (0.0 <= numbers[0] <= 1.0 and numbers[1] > 0.0):
+        raise DataError(
+            f"{option('stragglers')} must be a share in [0, 1] and a positive factor, got {value!r}"
+        )
+    return numbers[0], numbers[1]
+
+
+def check_spread(value: Any) -> tuple[float, ...]:
+    """Factors of durations.
+
+    Raises
+    ------
+    DataError
+        If there is none, or one is not positive.
+    """
+    numbers = _numbers(value)
+    if not numbers or min(numbers) <= 0.0:
+        raise DataError(f"spread must hold positive factors, at least one, got {value!r}")
+    return numbers
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    """Finite numbers of a sequence; none if it is anything else."""
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return ()
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+        return ()
+    return tuple(map(float, numbers))
 
 
 @dataclass(frozen=True)
@@ -145,14 +186,8 @@ class SimulatedCluster:
             raise DataError(
                 f"worker_load must leave some of {cores} cores to tasks, got {self.worker_load!r}"
             )
-        share, factor = self.stragglers
-        if not (0.0 <= share <= 1.0 and 0.0 < factor < math.inf):
-            raise DataError(
-                "stragglers must be a share in [0, 1] and a positive factor, got "
-                f"{self.stragglers!r}"
-            )
-        if not len(self.spread) or not all(0.0 < each < math.inf for each in self.spread):
-            raise DataError("spread must hold at least one factor, all positive and finite")
+        check_stragglers(self.stragglers)
+        check_spread(self.spread)
 
     @property
     def beside(self) -> float:
