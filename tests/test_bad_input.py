@@ -745,7 +745,7 @@ def test_a_failed_fit_leaves_the_estimator_unfitted(few):
 
 def test_transform_checks_its_columns(few):
     features = PivotedCholesky(GAUSSIAN, tol=0.1).fit(few[0])
-    with Refused(DataError, "X has 1 columns, the fit had 2"):
+    with Refused(DataError, "X has 1 columns, the model.s are x0, x1"):
         features.transform(few[0][:, :1])
     with Refused(DataError, r"'x1' has 1 \(first at row 1\)"):
         features.transform(spoiled(few[0], [(1, 1)]))

@@ -5,10 +5,12 @@ import tracemalloc
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import oracle_joint as dense
 import oracle_kernels as slow
 import pandas as pd
+import polars as pl
 import pytest
 import sklearn.exceptions
 import xarray as xr
@@ -21,7 +23,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
-from cme_dask.errors import DataError, NotFittedError, RankWarning
+from cme_dask.data.writer import writing_sample
+from cme_dask.errors import DataError, NotFittedError, RankWarning, UnseenCategoryWarning
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import draw, fold_of_rows
@@ -209,6 +212,59 @@ def test_columns_with_names_are_taken_by_name(table):
     np.testing.assert_array_equal(fit.transform(data), expected)
     with pytest.raises(DataError, match="lacks the column 'rain', and has others: 'snow'"):
         fit.transform(frame.rename(columns={"rain": "snow"}))
+
+
+def test_made_up_names_are_names_where_a_table_has_only_some_of_them(table):
+    frame = pd.DataFrame(np.hstack([table, table[:, :1]]), columns=["x0", "x1", "x2"])
+    fit = PivotedCholesky(GAUSSIAN, tol=0.2).fit(frame[["x0", "x1"]])
+    with pytest.raises(DataError, match="X lacks the column 'x0', and has others: 'x2'"):
+        fit.transform(frame[["x1", "x2"]])
+    counted = pd.DataFrame(table)  # 0 and 1 are no names
+    np.testing.assert_array_equal(fit.transform(counted), fit.transform(table))
+
+
+def test_labels_are_those_of_the_fit(table, tmp_path):
+    """Another table counts its labels in another order."""
+    frame = pd.DataFrame({"a": table[:, 0], "label": np.array(["u", "v", "w"])[np.arange(400) % 3]})
+    kernel = kernels.Gaussian(1.0).on([0]) * kernels.Categorical(1.0).on([1])
+    fit = PivotedCholesky(kernel, tol=0.05).fit(frame)
+    expected, turned = fit.transform(frame)[::-1], frame[::-1]
+    grams = fit.gram_columns(frame).compute()[::-1]
+    lazy = dd.from_pandas(turned.reset_index(drop=True), npartitions=3)
+    ordered = turned.assign(label=pd.Categorical(turned["label"], ["w", "v", "u"]))
+    for rows in (turned, ordered, pl.from_pandas(turned), lazy, turned.assign(more=0.0)):
+        found = np.asarray(fit.transform(rows))
+        np.testing.assert_allclose(found, expected, atol=1e-13)
+        np.testing.assert_allclose(fit.gram_columns(rows).compute(), grams, atol=1e-13)
+    store = labelled_store(tmp_path, turned)
+    np.testing.assert_allclose(fit.transform(store).compute(), expected, atol=1e-13)
+    fit.transform_store(store, tmp_path / "features.zarr")
+    features = open_sample(tmp_path / "features.zarr")
+    np.testing.assert_allclose(features.sources[0].read(0, 400), expected, atol=1e-13)
+    index = features.row_sample.index
+    np.testing.assert_allclose(features.row_sample.parts[0], expected[index], atol=1e-13)
+    with pytest.raises(DataError, match="column 'label' has the unknown 'z': there are 'u', 'v'"):
+        fit.transform(frame.assign(label="z"))
+    with pytest.raises(DataError, match="column 'a' holds labels in X and numbers in the model"):
+        fit.transform(frame.assign(a="1.5"))
+
+
+def labelled_store(folder, frame):
+    """A store of the rows, whose labels are counted by itself."""
+    sample = open_sample(frame, frame[["a"]])
+    with writing_sample(folder / "rows.zarr", sample.columns, chunk_rows=90) as writer:
+        writer.append(*(source.read(0, len(frame)) for source in sample.sources))
+    return folder / "rows.zarr"
+
+
+def test_unseen_labels_are_pooled_rare_ones(table):
+    label = np.array(["u", "v"])[np.arange(400) % 2]
+    label[:9] = ["p", "q", "r"] * 3
+    frame = pd.DataFrame({"a": table[:, 0], "label": label})
+    fit = PivotedCholesky(tol=0.05).fit(frame)
+    with pytest.warns(UnseenCategoryWarning, match="column 'label' 'z'"):
+        found = fit.transform(frame.assign(label="z"))
+    np.testing.assert_allclose(found, fit.transform(frame.assign(label="p")), atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
