@@ -165,6 +165,40 @@ def test_given_pivots_are_taken_without_those_the_others_span(table):
     assert sorted(fit.pivots_.tolist()) == sorted(table[:8].tolist())
 
 
+def test_max_rank_limits_given_pivots(table):
+    with pytest.warns(RankWarning, match="X: 7 of 10 given .* since max_rank=3 was reached"):
+        fit = PivotedCholesky(GAUSSIAN, pivots=table[:10], max_rank=3).fit(table)
+    first = pivoted_cholesky(GAUSSIAN, table[:10], 0.0, 3).pivots
+    np.testing.assert_array_equal(fit.pivots_, table[first])
+
+
+def test_given_pivots_at_which_the_kernel_is_zero_are_refused(table):
+    with pytest.raises(DataError, match="kernel of X is zero at every given pivot"):
+        PivotedCholesky(kernels.Linear(), pivots=np.zeros((3, 2))).fit(table)
+
+
+def test_given_pivots_go_by_name_and_hold_labels_of_the_rows(table):
+    frame = pd.DataFrame({"a": table[:, 0], "b": 100 + 10 * table[:, 1]})
+    fit = PivotedCholesky(kernels.Gaussian((1.0, 10.0)), pivots=frame[:9]).fit(frame)
+    for few in (frame[["b", "a"]][:9], pl.from_pandas(frame[:9].assign(c=0.0))):
+        again = PivotedCholesky(kernels.Gaussian((1.0, 10.0)), pivots=few).fit(frame)
+        np.testing.assert_array_equal(again.pivots_, fit.pivots_)
+    labelled = frame.assign(b=np.where(table[:, 1] > 0, "up", "down"))
+    kernel = GAUSSIAN.on([0]) * kernels.Categorical(1.0).on([1])
+    few = labelled[:9]
+    fit = PivotedCholesky(kernel, pivots=few).fit(labelled)
+    codes = np.column_stack([few["a"], few["b"] != few["b"][0]])
+    assert sorted(fit.pivots_.tolist()) == sorted(codes.tolist())
+    for points, message in (
+        (np.add(codes, [0.0, 7.0]), "pivots of X: column 'b' has the unknown '7"),
+        (few.assign(b="flat"), "pivots of X: column 'b' has the unknown 'flat'"),
+        (few[["a"]], "pivots of X: their table lacks the column 'b'"),
+        (few.assign(a=np.nan), r"pivots of X must be finite, but 9 of 9 \(first in row 0\)"),
+    ):
+        with pytest.raises(DataError, match=message):
+            PivotedCholesky(kernel, pivots=points).fit(labelled)
+
+
 def test_max_rank_warns(table):
     with pytest.warns(RankWarning, match="max_rank=4 was reached"):
         fit = PivotedCholesky(GAUSSIAN, max_rank=4).fit(table)

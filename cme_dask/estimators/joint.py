@@ -116,7 +116,9 @@ class JointDistribution(JointFit):
         all rows add what is missing. ``greedy``: largest residual over all rows (Algorithm 1), in
         rounds of one pass each. ``random``: drawn with probability proportional to the residual
         (Epperly, Tropp and Webber 2024), in fewer rounds. Or given points of x and y, shapes
-        (m, d), taken in order; a pair may also name a mode for each.
+        (m, d), arrays or tables that hold the columns by name: of these the pivots are all but
+        those that the others span to rounding, or the ``max_rank`` that span most. A pair may also
+        name a mode for each.
     span : float
         For ``greedy``, in (0, 1]: accept pivots while their residual is at least ``span`` times any
         that may be left. 1 gives exactly the pivots of Algorithm 1; 0.5 takes a quarter of the

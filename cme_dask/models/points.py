@@ -274,9 +274,38 @@ def query_points(
     UnseenCategoryWarning
         On unseen labels that the kernel pools, once for all.
     """
-    columns, given = variable.columns, variable.columns
-    if columns.imputation is not None:
-        given = columns.given
+    columns, labelled = variable.columns, bool(variable.columns.categories)
+    kernel = variable.basis.newton.kernel if labelled and not observed else None
+    points = points_on(values, columns, name, kernel)
+    check_points(points, columns, missing=missing)
+    return points
+
+
+def points_on(values: Any, columns: Columns, name: str, kernel: Kernel | None = None) -> Array:
+    """Points as of :func:`query_points`, NaN where a value is missing that is not filled in.
+
+    Parameters
+    ----------
+    values
+        The points.
+    columns
+        Their columns.
+    name
+        What messages call the points.
+    kernel
+        Tells which columns take labels that are not among those of ``columns``; none without.
+
+    Raises
+    ------
+    DataError
+        On a wrong number of columns, unknown columns, times, or labels that are not taken.
+
+    Warns
+    -----
+    UnseenCategoryWarning
+        On labels that the kernel pools, once for all.
+    """
+    given = columns if columns.imputation is None else columns.given
     names = given.names
     parts = None
     if type(values) is not np.ndarray:
@@ -302,11 +331,7 @@ def query_points(
                 f"got {shape}"
             )
         if not given.categories:
-            if columns.imputation is not None:
-                points = columns.complete(points)
-            if not np.isfinite(points).all():
-                check_points(points, columns, missing=missing)
-            return np.ascontiguousarray(points)
+            return np.ascontiguousarray(columns.complete(points))
         parts = list(points.T)
     points = np.empty((len(parts[0]), len(names)))
     unseen: Unseen = {}
@@ -316,10 +341,8 @@ def query_points(
             points[:, j] = _numbers(part, key, name)
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
-    if columns.imputation is not None:
-        points = columns.complete(points)
-    check_points(points, columns, missing=missing)
-    _tell(unseen, columns, None if observed else variable.basis.newton.kernel)
+    points = columns.complete(points)
+    _tell(unseen, columns, kernel)
     return points
 
 
