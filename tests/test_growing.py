@@ -155,6 +155,22 @@ def test_unusable_calls_are_refused(given, message):
     assert model.model_ is before
 
 
+def test_one_row_can_be_added():
+    given = {"kernel": KERNEL, "pivots": X[:9], "tol": 0.5}
+    model = PivotedCholesky(**given).partial_fit(X[:200], weights=W[:200], **ONE)
+    model.partial_fit(X[200:201], weights=W[200:201], **ONE)
+    alone = np.where(np.arange(3) == 1, W[201], 0.0)  # of three rows one counts
+    model.partial_fit(X[200:203], weights=alone, **ONE)
+    rows = np.r_[:202]
+    whole = PivotedCholesky(**given).fit(X[rows], weights=W[rows], **ONE)
+    assert model.trace_error_ == pytest.approx(whole.trace_error_, rel=1e-12)
+    for few in (X[:0], X[:1]):
+        with pytest.raises(DataError, match="at least 2 rows are needed"):
+            PivotedCholesky(**given).partial_fit(few, **ONE)
+    with pytest.raises(DataError, match="at least 1 row is needed, got 0 samples"):
+        model.partial_fit(X[:0], **ONE)
+
+
 def test_other_columns_are_refused():
     pd = pytest.importorskip("pandas")
     model = first_fit()

@@ -384,8 +384,9 @@ class JointDistribution(JointFit):
         Parameters
         ----------
         X, Y, y, weights
-            As in :meth:`fit`, of the new rows, which are numbered after the earlier ones: folds are
-            those of one table. Weights are on the scale of the earlier ones, 1 where not given.
+            As in :meth:`fit`, of the new rows, of which one of positive weight is enough. They are
+            numbered after the earlier ones: folds are those of one table. Weights are on the scale
+            of the earlier ones, 1 where not given.
         like
             A fitted ``JointModel`` (or its path), on a first call: the model is one of these rows
             alone, with the pivots, cells and parameters of that one, so that :func:`merge` can add
@@ -413,6 +414,9 @@ class JointDistribution(JointFit):
         ToleranceWarning
             If the trace error over the new rows is above ``tol``, and more than twice that over the
             earlier ones.
+        UserWarning
+            With ``missing="impute"``, if new rows are left out since they lack values of a column
+            of x that lacked none in the first call.
 
         Notes
         -----
