@@ -6,6 +6,7 @@ import oracle_joint as oracle
 import pytest
 from conftest import write_store
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from test_merge import FUNCTIONS, KERNEL, W, X, Y, assert_same_model, estimator, fitted, whole_model
 
 from cme_dask import (
@@ -184,6 +185,18 @@ def test_other_columns_are_refused():
         first_fit(residual=True)
     with pytest.raises(DataError, match="location model"):
         fitted(residual=True).partial_fit(X, Y, **ONE)
+
+
+@pytest.mark.parametrize("changes", [{"location": "x0"}, {"support": (-9, 9)}, {"residual": True}])
+def test_a_location_that_is_set_between_calls_is_refused(changes):
+    model = first_fit().set_params(**changes)
+    before = model.model_
+    for other in (model, clone(model)):
+        with pytest.raises(DataError, match="location model takes no more rows"):
+            other.partial_fit(*NEW, **ONE)
+    with pytest.raises(DataError, match="location model takes no more rows"):
+        clone(model).partial_fit(*NEW, like=before, **ONE)
+    assert model.model_ is before
 
 
 def test_folds_by_group_stay_folds_by_group():

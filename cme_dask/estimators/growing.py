@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, counted_names
 from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
@@ -242,6 +242,9 @@ def different_functions(known: Mapping[str, Any], given: Mapping[str, Any]) -> D
 def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     """The rows with the columns of a fit: by name, or by position where they have no names.
 
+    Names that only count the columns, as pandas does, are none; nor is that of a single column of
+    y, where the fit had none for it.
+
     Raises
     ------
     DataError
@@ -252,7 +255,9 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
         default, ours = (
             Columns.default(variable, len(columns.names)).names for columns in (result, known)
         )
-        unnamed, same = result.names == default, len(result.names) == len(known.names)
+        same = len(result.names) == len(known.names)
+        alone = variable == "y" and same and known.names == ("y0",)
+        unnamed = alone or result.names in (default, counted_names(len(default)))
         # Default names of an array of another width mean other columns.
         named = set(known.names) <= set(result.names) and (same or known.names != ours)
         if not named and not (unnamed and same):

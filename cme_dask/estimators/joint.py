@@ -436,6 +436,12 @@ class JointDistribution(JointFit):
             raise DataError(
                 "like= belongs to the first call of partial_fit: make another estimator"
             )
+        said = self.support is not None and says_support(self.support)
+        if self.residual is True or self.location is not None or said:
+            raise DataError(
+                "a model with a location model takes no more rows, since the location depends "
+                "on all of them: take residual=False or 'auto', and no location= or support="
+            )
         if fitted:
             return self._grow(*rows, given, options)
         self._check()
@@ -444,12 +450,6 @@ class JointDistribution(JointFit):
             measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
-        said = self.support is not None and says_support(self.support)
-        if self.residual is True or self.location is not None or said:
-            raise DataError(
-                "a model with a location model takes no more rows, since the location depends "
-                "on all of them: take residual=False or 'auto', and no location= or support="
-            )
         first = copy.copy(self)
         first.residual, first.tuning = False, replace(self._tuning, averaged=1)
         first._fit(*rows, given, options)
