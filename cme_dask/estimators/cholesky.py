@@ -67,8 +67,10 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         """Features of the rows of X, shape (n, m).
 
         A Dask array or a store gives a lazy Dask array, with its row chunks divided where a block
-        of features would exceed 64 MiB; anything else a NumPy array. Columns that have names are
-        taken by name, and labels are those of the fit.
+        of features would exceed 64 MiB; anything else a NumPy array. After
+        ``set_output(transform="pandas")``, scikit-learn makes a DataFrame of either, for which it
+        computes all rows of a lazy array: keep the default where features exceed the memory.
+        Columns that have names are taken by name, and labels are those of the fit.
 
         Parameters
         ----------

@@ -328,7 +328,9 @@ class JointDistribution(JointFit):
         functions, functions_x
             Declared functions of y (of x) by name, for exact conditional expectations; each
             takes rows (b, d) and returns (b,). An event as text, such as ``"y0 > 1"``, may take
-            the place of a function, and a list of events that of the names as well.
+            the place of a function, and a list of events that of the names as well. With
+            ``missing="impute"``, rows of x are those of ``columns_x``: filled in, with a
+            code for each label, and with the indicator columns after those that you give.
         **keywords
             As in :class:`RunOptions`.
 
