@@ -492,7 +492,7 @@ PARAMETERS = [
     ({"pivots": (np.ones((3, 1)), [1.0])}, r"pivots of x: .* shape \(n, 2\) .*, got \(3, 1\)"),
     ({"pivots": (np.ones((0, 2)), [1.0])}, "pivots of x: there are no points"),
     ({"pivots": (np.ones((3, 2)), ["a"])}, "pivots of y: their table must be numeric"),
-    ({"pivots": (np.ones((3, 2)), [np.nan])}, "pivots of y must be finite"),
+    ({"pivots": (np.ones((3, 2)), [np.nan])}, "pivots of y: .* column 'y0' has 1"),
     ({"kernel_x": 3}, "kernel_x must be a kernel of cme_dask.kernels .*, got 3"),
     ({"kernel_y": kernels.Gaussian}, "kernel_y must be a kernel of cme_dask.kernels .* <class"),
     ({"kernel_x": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),

@@ -26,7 +26,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
-from cme_dask.models.points import points_on
+from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.cholesky import (
@@ -199,17 +199,11 @@ _MODES = ", ".join(map(repr, PIVOTS))
 
 def _given_points(points: Any, columns: Columns, variable: str) -> Array:
     try:
-        array = points_on(points, columns, "their table")
+        array = query_points(points, columns, "their table")
     except DataError as error:
         raise DataError(f"pivots of {variable}: {error}") from error
     if not len(array):
         raise DataError(f"pivots of {variable}: there are no points, give at least one")
-    bad = ~np.isfinite(array).all(axis=1)
-    if bad.any():
-        raise DataError(
-            f"pivots of {variable} must be finite, but {int(bad.sum()):,} of {len(array):,} "
-            f"(first in row {int(bad.argmax())}) hold NaN or infinity: leave these out"
-        )
     return array
 
 

@@ -234,7 +234,7 @@ class QueriedVariable(Protocol):
 
 def query_points(
     values: Any,
-    variable: QueriedVariable,
+    variable: QueriedVariable | Columns,
     name: str,
     *,
     missing: bool = False,
@@ -254,7 +254,7 @@ def query_points(
         The points.
     variable
         The variable, or a model of one: its kernel tells which columns take labels that the fit has
-        not seen.
+        not seen. Columns alone take none.
     name
         What messages call the points.
     missing
@@ -274,38 +274,9 @@ def query_points(
     UnseenCategoryWarning
         On unseen labels that the kernel pools, once for all.
     """
-    columns, labelled = variable.columns, bool(variable.columns.categories)
-    kernel = variable.basis.newton.kernel if labelled and not observed else None
-    points = points_on(values, columns, name, kernel)
-    check_points(points, columns, missing=missing)
-    return points
-
-
-def points_on(values: Any, columns: Columns, name: str, kernel: Kernel | None = None) -> Array:
-    """Points as of :func:`query_points`, NaN where a value is missing that is not filled in.
-
-    Parameters
-    ----------
-    values
-        The points.
-    columns
-        Their columns.
-    name
-        What messages call the points.
-    kernel
-        Tells which columns take labels that are not among those of ``columns``; none without.
-
-    Raises
-    ------
-    DataError
-        On a wrong number of columns, unknown columns, times, or labels that are not taken.
-
-    Warns
-    -----
-    UnseenCategoryWarning
-        On labels that the kernel pools, once for all.
-    """
-    given = columns if columns.imputation is None else columns.given
+    columns = given = variable if isinstance(variable, Columns) else variable.columns
+    if columns.imputation is not None:
+        given = columns.given
     names = given.names
     parts = None
     if type(values) is not np.ndarray:
@@ -331,7 +302,11 @@ def points_on(values: Any, columns: Columns, name: str, kernel: Kernel | None = 
                 f"got {shape}"
             )
         if not given.categories:
-            return np.ascontiguousarray(columns.complete(points))
+            if columns.imputation is not None:
+                points = columns.complete(points)
+            if not np.isfinite(points).all():
+                check_points(points, columns, missing=missing)
+            return np.ascontiguousarray(points)
         parts = list(points.T)
     points = np.empty((len(parts[0]), len(names)))
     unseen: Unseen = {}
@@ -341,7 +316,12 @@ def points_on(values: Any, columns: Columns, name: str, kernel: Kernel | None = 
             points[:, j] = _numbers(part, key, name)
         else:
             points[:, j], unseen[key] = _codes(part, labels, f"column {key!r} of {name}")
-    points = columns.complete(points)
+    if columns.imputation is not None:
+        points = columns.complete(points)
+    check_points(points, columns, missing=missing)
+    kernel = None
+    if not (observed or isinstance(variable, Columns)):
+        kernel = variable.basis.newton.kernel
     _tell(unseen, columns, kernel)
     return points
 
