@@ -489,10 +489,10 @@ PARAMETERS = [
     ({"pivots": None}, "'greedy', 'random' or a pair of arrays, got NoneType"),
     ({"pivots": np.ones((2, 2))}, "'greedy', 'random' or a pair of arrays, got ndarray"),
     ({"pivots": (np.ones((3, 2)),)}, "pivots must be 'sampled', 'greedy', 'random' or a pair"),
-    ({"pivots": (np.ones((3, 1)), [1.0])}, r"pivots of x must have shape \(m, 2\), got \(3, 1\)"),
-    ({"pivots": (np.ones((0, 2)), [1.0])}, r"pivots of x must have shape \(m, 2\), got \(0, 2\)"),
-    ({"pivots": (np.ones((3, 2)), ["a"])}, "pivots of y must be numeric"),
-    ({"pivots": (np.ones((3, 2)), [np.nan])}, "column 'y0' has 1"),
+    ({"pivots": (np.ones((3, 1)), [1.0])}, r"pivots of x: .* shape \(n, 2\) .*, got \(3, 1\)"),
+    ({"pivots": (np.ones((0, 2)), [1.0])}, "pivots of x: there are no points"),
+    ({"pivots": (np.ones((3, 2)), ["a"])}, "pivots of y: their table must be numeric"),
+    ({"pivots": (np.ones((3, 2)), [np.nan])}, "pivots of y: .* column 'y0' has 1"),
     ({"kernel_x": 3}, "kernel_x must be a kernel of cme_dask.kernels .*, got 3"),
     ({"kernel_y": kernels.Gaussian}, "kernel_y must be a kernel of cme_dask.kernels .* <class"),
     ({"kernel_x": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),
@@ -519,8 +519,8 @@ def test_parameters(few, changes, message):
             {"pivots": "foo"},
             "pivots must be 'sampled', .*, 'random' or given points, got 'foo'",
         ),
-        ({"pivots": np.ones((2, 1))}, r"pivots of X must have shape \(m, 2\), got \(2, 1\)"),
-        ({"pivots": ["a"]}, "pivots of X must be numeric"),
+        ({"pivots": np.ones((2, 1))}, r"pivots of X: .* shape \(n, 2\) for the .*, got \(2, 1\)"),
+        ({"pivots": ["a"]}, "pivots of X: their table must be numeric"),
     ],
     ids=lambda p: str(p)[:40],
 )
@@ -745,7 +745,7 @@ def test_a_failed_fit_leaves_the_estimator_unfitted(few):
 
 def test_transform_checks_its_columns(few):
     features = PivotedCholesky(GAUSSIAN, tol=0.1).fit(few[0])
-    with Refused(DataError, "X has 1 columns, the fit had 2"):
+    with Refused(DataError, "X has 1 columns, the model.s are x0, x1"):
         features.transform(few[0][:, :1])
     with Refused(DataError, r"'x1' has 1 \(first at row 1\)"):
         features.transform(spoiled(few[0], [(1, 1)]))

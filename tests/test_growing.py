@@ -6,6 +6,7 @@ import oracle_joint as oracle
 import pytest
 from conftest import write_store
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from test_merge import FUNCTIONS, KERNEL, W, X, Y, assert_same_model, estimator, fitted, whole_model
 
 from cme_dask import (
@@ -155,6 +156,22 @@ def test_unusable_calls_are_refused(given, message):
     assert model.model_ is before
 
 
+def test_one_row_can_be_added():
+    given = {"kernel": KERNEL, "pivots": X[:9], "tol": 0.5}
+    model = PivotedCholesky(**given).partial_fit(X[:200], weights=W[:200], **ONE)
+    model.partial_fit(X[200:201], weights=W[200:201], **ONE)
+    alone = np.where(np.arange(3) == 1, W[201], 0.0)  # of three rows one counts
+    model.partial_fit(X[200:203], weights=alone, **ONE)
+    rows = np.r_[:202]
+    whole = PivotedCholesky(**given).fit(X[rows], weights=W[rows], **ONE)
+    assert model.trace_error_ == pytest.approx(whole.trace_error_, rel=1e-12)
+    for few in (X[:0], X[:1]):
+        with pytest.raises(DataError, match="at least 2 rows are needed"):
+            PivotedCholesky(**given).partial_fit(few, **ONE)
+    with pytest.raises(DataError, match="at least 1 row is needed, got 0 samples"):
+        model.partial_fit(X[:0], **ONE)
+
+
 def test_other_columns_are_refused():
     pd = pytest.importorskip("pandas")
     model = first_fit()
@@ -168,6 +185,18 @@ def test_other_columns_are_refused():
         first_fit(residual=True)
     with pytest.raises(DataError, match="location model"):
         fitted(residual=True).partial_fit(X, Y, **ONE)
+
+
+@pytest.mark.parametrize("changes", [{"location": "x0"}, {"support": (-9, 9)}, {"residual": True}])
+def test_a_location_that_is_set_between_calls_is_refused(changes):
+    model = first_fit().set_params(**changes)
+    before = model.model_
+    for other in (model, clone(model)):
+        with pytest.raises(DataError, match="location model takes no more rows"):
+            other.partial_fit(*NEW, **ONE)
+    with pytest.raises(DataError, match="location model takes no more rows"):
+        clone(model).partial_fit(*NEW, like=before, **ONE)
+    assert model.model_ is before
 
 
 def test_folds_by_group_stay_folds_by_group():

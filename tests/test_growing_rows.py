@@ -100,6 +100,21 @@ def test_columns_are_taken_by_name_wherever_they_have_one(tmp_path):
         JointDistribution(**PART).partial_fit(sample, **ONE).partial_fit(X[:, :1], Y[:, :1], **ONE)
 
 
+def test_counted_columns_and_a_single_column_of_y_have_no_names():
+    pd = pytest.importorskip("pandas")
+    rest = slice(600, 1200)
+    arrays = small().partial_fit(X[rest], Y[rest, :1], **ONE)
+    tables = small().partial_fit(pd.DataFrame(X[rest]), pd.Series(Y[rest, 0], name="price"), **ONE)
+    assert_array_equal(tables.moments_.gram, arrays.moments_.gram)
+    priced = JointDistribution(**PART).partial_fit(
+        X[:600], pd.Series(Y[:600, 0], name="price"), **ONE
+    )
+    with pytest.raises(DataError, match="the fit had columns price of y, these rows have cost"):
+        priced.partial_fit(X[rest], pd.Series(Y[rest, 0], name="cost"), **ONE)
+    with pytest.raises(DataError, match="the fit had columns x0, x1 of x, these rows have 0:"):
+        small().partial_fit(pd.DataFrame(X[rest, :1]), Y[rest, :1], **ONE)
+
+
 def test_other_units_and_labels_are_refused(tmp_path):
     for unit in ("K", "degC"):
         columns = Columns(("a", "b"), {"a": unit}), Columns(("t",))

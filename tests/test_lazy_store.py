@@ -401,7 +401,7 @@ def test_chunks_that_are_not_there_at_the_end_are_missed(rows, fits, tmp_path, m
         ({"workers": 0}, DataError, "workers must be an integer"),
         ({"out": "s3://bucket/f"}, DataError, "outputs are local paths"),
         ({"out": "no/such/folder"}, DataError, "does not exist: create it first"),
-        ({"X": np.zeros((5, 3))}, DataError, "X has 3 columns, the fit had 2"),
+        ({"X": np.zeros((5, 3))}, DataError, "X has 3 columns, the model's are x0, x1"),
         ({"X": np.zeros((0, 2))}, DataError, "X has no rows"),
         ({"memory_limit": "10MB"}, ResourceError, "lower chunk_rows, or write float32"),
     ],

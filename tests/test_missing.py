@@ -564,6 +564,17 @@ def test_rows_that_are_added_are_filled_in_alike(frame, imputing):
         merge([first, separate.model_])
 
 
+def test_rows_that_lack_what_the_first_call_saw_whole_are_left_out_with_a_warning(frame):
+    x, y, _ = (part[:300] for part in frame)
+    x, y = x[["b"]], y.fillna(0.0)
+    options = {"kernel_x": kernels.Gaussian(1.0), **FILLED, "tol": 0.1, "missing": "impute"}
+    fit = JointDistribution(**options).partial_fit(x[:200], y[:200])
+    more = x[200:].where(np.arange(100)[:, None] % 2 > 0)
+    with pytest.warns(UserWarning, match=r"value of column 'b' \(50 rows\) are left out"):
+        fit.partial_fit(more, y[200:])
+    assert fit.model_.about["missing"]["rows"] == 50
+
+
 @pytest.mark.parametrize("kind", [EmbeddingClassifier, MulticlassEmbedding])
 def test_classifiers_fill_in(frame, kind):
     x, y, _ = frame

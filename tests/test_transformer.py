@@ -5,10 +5,12 @@ import tracemalloc
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import oracle_joint as dense
 import oracle_kernels as slow
 import pandas as pd
+import polars as pl
 import pytest
 import sklearn.exceptions
 import xarray as xr
@@ -21,7 +23,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
-from cme_dask.errors import DataError, NotFittedError, RankWarning
+from cme_dask.data.writer import writing_sample
+from cme_dask.errors import DataError, NotFittedError, RankWarning, UnseenCategoryWarning
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.folds import draw, fold_of_rows
@@ -162,6 +165,40 @@ def test_given_pivots_are_taken_without_those_the_others_span(table):
     assert sorted(fit.pivots_.tolist()) == sorted(table[:8].tolist())
 
 
+def test_max_rank_limits_given_pivots(table):
+    with pytest.warns(RankWarning, match="X: 7 of 10 given .* since max_rank=3 was reached"):
+        fit = PivotedCholesky(GAUSSIAN, pivots=table[:10], max_rank=3).fit(table)
+    first = pivoted_cholesky(GAUSSIAN, table[:10], 0.0, 3).pivots
+    np.testing.assert_array_equal(fit.pivots_, table[first])
+
+
+def test_given_pivots_at_which_the_kernel_is_zero_are_refused(table):
+    with pytest.raises(DataError, match="kernel of X is zero at every given pivot"):
+        PivotedCholesky(kernels.Linear(), pivots=np.zeros((3, 2))).fit(table)
+
+
+def test_given_pivots_go_by_name_and_hold_labels_of_the_rows(table):
+    frame = pd.DataFrame({"a": table[:, 0], "b": 100 + 10 * table[:, 1]})
+    fit = PivotedCholesky(kernels.Gaussian((1.0, 10.0)), pivots=frame[:9]).fit(frame)
+    for few in (frame[["b", "a"]][:9], pl.from_pandas(frame[:9].assign(c=0.0))):
+        again = PivotedCholesky(kernels.Gaussian((1.0, 10.0)), pivots=few).fit(frame)
+        np.testing.assert_array_equal(again.pivots_, fit.pivots_)
+    labelled = frame.assign(b=np.where(table[:, 1] > 0, "up", "down"))
+    kernel = GAUSSIAN.on([0]) * kernels.Categorical(1.0).on([1])
+    few = labelled[:9]
+    fit = PivotedCholesky(kernel, pivots=few).fit(labelled)
+    codes = np.column_stack([few["a"], few["b"] != few["b"][0]])
+    assert sorted(fit.pivots_.tolist()) == sorted(codes.tolist())
+    for points, message in (
+        (np.add(codes, [0.0, 7.0]), "pivots of X: column 'b' has the unknown '7"),
+        (few.assign(b="flat"), "pivots of X: column 'b' has the unknown 'flat'"),
+        (few[["a"]], "pivots of X: their table lacks the column 'b'"),
+        (few.assign(a=np.nan), "pivots of X: values must be finite, but column 'a' has 9"),
+    ):
+        with pytest.raises(DataError, match=message):
+            PivotedCholesky(kernel, pivots=points).fit(labelled)
+
+
 def test_max_rank_warns(table):
     with pytest.warns(RankWarning, match="max_rank=4 was reached"):
         fit = PivotedCholesky(GAUSSIAN, max_rank=4).fit(table)
@@ -209,6 +246,59 @@ def test_columns_with_names_are_taken_by_name(table):
     np.testing.assert_array_equal(fit.transform(data), expected)
     with pytest.raises(DataError, match="lacks the column 'rain', and has others: 'snow'"):
         fit.transform(frame.rename(columns={"rain": "snow"}))
+
+
+def test_made_up_names_are_names_where_a_table_has_only_some_of_them(table):
+    frame = pd.DataFrame(np.hstack([table, table[:, :1]]), columns=["x0", "x1", "x2"])
+    fit = PivotedCholesky(GAUSSIAN, tol=0.2).fit(frame[["x0", "x1"]])
+    with pytest.raises(DataError, match="X lacks the column 'x0', and has others: 'x2'"):
+        fit.transform(frame[["x1", "x2"]])
+    counted = pd.DataFrame(table)  # 0 and 1 are no names
+    np.testing.assert_array_equal(fit.transform(counted), fit.transform(table))
+
+
+def test_labels_are_those_of_the_fit(table, tmp_path):
+    """Another table counts its labels in another order."""
+    frame = pd.DataFrame({"a": table[:, 0], "label": np.array(["u", "v", "w"])[np.arange(400) % 3]})
+    kernel = kernels.Gaussian(1.0).on([0]) * kernels.Categorical(1.0).on([1])
+    fit = PivotedCholesky(kernel, tol=0.05).fit(frame)
+    expected, turned = fit.transform(frame)[::-1], frame[::-1]
+    grams = fit.gram_columns(frame).compute()[::-1]
+    lazy = dd.from_pandas(turned.reset_index(drop=True), npartitions=3)
+    ordered = turned.assign(label=pd.Categorical(turned["label"], ["w", "v", "u"]))
+    for rows in (turned, ordered, pl.from_pandas(turned), lazy, turned.assign(more=0.0)):
+        found = np.asarray(fit.transform(rows))
+        np.testing.assert_allclose(found, expected, atol=1e-13)
+        np.testing.assert_allclose(fit.gram_columns(rows).compute(), grams, atol=1e-13)
+    store = labelled_store(tmp_path, turned)
+    np.testing.assert_allclose(fit.transform(store).compute(), expected, atol=1e-13)
+    fit.transform_store(store, tmp_path / "features.zarr")
+    features = open_sample(tmp_path / "features.zarr")
+    np.testing.assert_allclose(features.sources[0].read(0, 400), expected, atol=1e-13)
+    index = features.row_sample.index
+    np.testing.assert_allclose(features.row_sample.parts[0], expected[index], atol=1e-13)
+    with pytest.raises(DataError, match="column 'label' has the unknown 'z': there are 'u', 'v'"):
+        fit.transform(frame.assign(label="z"))
+    with pytest.raises(DataError, match="column 'a' holds labels in X and numbers in the model"):
+        fit.transform(frame.assign(a="1.5"))
+
+
+def labelled_store(folder, frame):
+    """A store of the rows, whose labels are counted by itself."""
+    sample = open_sample(frame, frame[["a"]])
+    with writing_sample(folder / "rows.zarr", sample.columns, chunk_rows=90) as writer:
+        writer.append(*(source.read(0, len(frame)) for source in sample.sources))
+    return folder / "rows.zarr"
+
+
+def test_unseen_labels_are_pooled_rare_ones(table):
+    label = np.array(["u", "v"])[np.arange(400) % 2]
+    label[:9] = ["p", "q", "r"] * 3
+    frame = pd.DataFrame({"a": table[:, 0], "label": label})
+    fit = PivotedCholesky(tol=0.05).fit(frame)
+    with pytest.warns(UnseenCategoryWarning, match="column 'label' 'z'"):
+        found = fit.transform(frame.assign(label="z"))
+    np.testing.assert_allclose(found, fit.transform(frame.assign(label="p")), atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])

@@ -173,7 +173,7 @@ class Columns:
             If the table lacks some; the message names those it has instead.
         """
         missing = [column for column in expected.names if column not in self.names]
-        if missing == list(expected.names) and self.names == _counted(len(missing)):
+        if missing == list(expected.names) and self.names == counted_names(len(missing)):
             return tuple(range(len(missing)))
         if missing:
             extra = [column for column in self.names if column not in expected.names]
@@ -252,7 +252,8 @@ def labels_have_no_mean(name: str, columns: Columns) -> DataError:
     )
 
 
-def _counted(count: int) -> tuple[str, ...]:
+def counted_names(count: int) -> tuple[str, ...]:
+    """The names ``0, 1, ...`` that pandas gives to columns without names."""
     return tuple(map(str, range(count)))
 
 

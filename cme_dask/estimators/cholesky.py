@@ -8,7 +8,6 @@ import numpy as np
 from sklearn.base import TransformerMixin
 
 from cme_dask.config import SAMPLE_SIZE, TOL
-from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError
 from cme_dask.estimators.base import (
@@ -35,6 +34,7 @@ from cme_dask.passes.driver import (
     with_run_options,
 )
 from cme_dask.passes.lazy import gram_columns, lazy_features
+from cme_dask.passes.lazy_laws import given_rows
 from cme_dask.passes.progress import listening
 from cme_dask.passes.sources import open_sample
 from cme_dask.passes.write import FeatureReport, write_features
@@ -67,8 +67,10 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         """Features of the rows of X, shape (n, m).
 
         A Dask array or a store gives a lazy Dask array, with its row chunks divided where a block
-        of features would exceed 64 MiB; anything else a NumPy array. Columns that have names are
-        taken by name.
+        of features would exceed 64 MiB; anything else a NumPy array. After
+        ``set_output(transform="pandas")``, scikit-learn makes a DataFrame of either, for which it
+        computes all rows of a lazy array: keep the default where features exceed the memory.
+        Columns that have names are taken by name, and labels are those of the fit.
 
         Parameters
         ----------
@@ -78,7 +80,8 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         Raises
         ------
         DataError
-            On a wrong number of columns, NaN or infinity (when the rows are read).
+            On other columns than those of the fit, labels that it has not seen and its kernel does
+            not pool, NaN or infinity (when the rows are read).
         """
         model = self.model_
         sample = self._rows_of(X)
@@ -130,8 +133,8 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         Raises
         ------
         DataError
-            On wrong columns, an output that exists, values that are not finite, or features too
-            large for float32.
+            On wrong columns or labels, an output that exists, values that are not finite, or
+            features too large for float32.
         StoreError
             On damaged chunks of the source.
         ResourceError
@@ -191,19 +194,16 @@ class FittedFeatures(TransformerMixin, MomentEstimator):  # type: ignore[misc]
         return estimator
 
     def _rows_of(self, X: Any) -> Sample:
-        """The sample with those columns of x, by name or position, that the fit had."""
+        """The sample with those columns of x that the fit had, in the codes of its labels."""
         sample = open_sample(X)
-        names, result = self.model_.columns.names, sample.columns[0].names
-        named = sample.row_sample is not None or not _made_up(result)
-        if named and (not _made_up(names) or set(names) <= set(result)):
-            where = "X" if sample.location == "memory" else sample.location
-            places = sample.columns[0].positions_of(self.model_.columns, where)
-            sample = sample.select([result[place] for place in places])
-        if len(sample.columns[0].names) != len(names):
-            raise DataError(
-                f"X has {len(sample.columns[0].names)} columns, the fit had {len(names)}"
-            )
-        return sample
+        (x,) = given_rows(sample, self.model_).sources
+        rows = sample.row_sample
+        return replace(
+            sample,
+            sources=(x, *sample.sources[1:]),
+            columns=(self.model_.columns, *sample.columns[1:]),
+            row_sample=rows and replace(rows, parts=()),  # its rows are read anew
+        )
 
 
 def _attributes(model: FeatureModel) -> dict[str, Any]:
@@ -215,11 +215,6 @@ def _attributes(model: FeatureModel) -> dict[str, Any]:
         "n_features_in_": len(model.columns.names),
         "n_passes_": int(model.about["passes"]),
     }
-
-
-def _made_up(names: tuple[str, ...]) -> bool:
-    """Whether these are the names that arrays without names get: such columns go by position."""
-    return names == Columns.default("x", len(names)).names
 
 
 def one_variable(sample: Sample, place: int = 0) -> Sample:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from cme_dask.config import MAX_RANK, PIVOTS, TOL, VARIABLES
-from cme_dask.data.columns import Columns, check_finite
+from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.data.store import brief
 from cme_dask.errors import (
@@ -26,6 +26,7 @@ from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
 from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
+from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.cholesky import (
@@ -198,18 +199,11 @@ _MODES = ", ".join(map(repr, PIVOTS))
 
 def _given_points(points: Any, columns: Columns, variable: str) -> Array:
     try:
-        array = np.asarray(points, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"pivots of {variable} must be numeric: {error}") from error
-    array = array[:, None] if array.ndim == 1 else array
-    widths = len(columns.given.names), len(columns.names)
-    if columns.imputation is not None and array.ndim == 2 and array.shape[1] in widths:
-        array = columns.complete(array)
-    if array.ndim != 2 or array.shape[1] != len(columns.names) or not len(array):
-        raise DataError(
-            f"pivots of {variable} must have shape (m, {len(columns.names)}), got {array.shape}"
-        )
-    check_finite(array, columns.names, 0)
+        array = query_points(points, columns, "their table")
+    except DataError as error:
+        raise DataError(f"pivots of {variable}: {error}") from error
+    if not len(array):
+        raise DataError(f"pivots of {variable}: there are no points, give at least one")
     return array
 
 
@@ -596,7 +590,7 @@ class FitContext:
                 continue
             with one_blas_thread():
                 if pivots.mode == "given":
-                    bases[i] = self._given(pivots, kernel)
+                    bases[i] = self._given(i, kernel)
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
                 bases[i], reached = self._sampled(i, kernel, ranks)
@@ -679,14 +673,19 @@ class FitContext:
                 )
                 warn(f"{text}: {reason}", ToleranceWarning)
 
-    def _given(self, pivots: Pivots, kernel: Kernel) -> NewtonBasis:
-        """Basis on given points; a RankWarning if some of them add nothing."""
-        basis, count = NewtonBasis.from_points(kernel, pivots.points), len(pivots.points)
+    def _given(self, i: int, kernel: Kernel) -> NewtonBasis:
+        """Basis on given points; a RankWarning if some of them are left out."""
+        pivots = self.pivots[i]
+        most = None if pivots.default_rank else pivots.max_rank
+        basis, count = NewtonBasis.from_points(kernel, pivots.points, most), len(pivots.points)
+        if not basis.rank:
+            raise self._zero_kernel(i, "given pivot")
         all_rows = any(pivots.points is part for part in self.rows.parts)  # of an exact fit
         if basis.rank < count and not all_rows:
+            limit = f"max_rank={most} was reached" if basis.rank == most else ""
             warn(
                 f"{pivots.variable}: {count - basis.rank} of {count} given pivots were left out, "
-                "since the others span them to rounding",
+                f"since {limit or 'the others span them to rounding'}",
                 RankWarning,
             )
         return basis

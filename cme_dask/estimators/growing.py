@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, counted_names
 from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ToleranceWarning, warn
@@ -17,6 +17,7 @@ from cme_dask.models.events import FunctionsLike, LocalFunction, by_name
 from cme_dask.models.merging import FitSums
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.moments import Function, MomentReduction, MomentSums
+from cme_dask.numerics.rows import MissingValues
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
@@ -89,7 +90,8 @@ class GrowingEstimator(Estimator):
         sample = sample.fold_by(earlier.about.get("fold_by", "rows"))
         executor = options.executor()
         with self._reported(options.progress, executor, sample) as progress:
-            rows, passes = sample_rows(sample, self.sample_size, self.random_state or 0, executor)
+            seed = self.random_state or 0
+            rows, passes = sample_rows(sample, self.sample_size, seed, executor, least=1)
             context = FitContext(
                 sample,
                 rows,
@@ -123,7 +125,26 @@ class GrowingEstimator(Estimator):
             policy = "drop" if known is None else known["policy"]
             before = None if alone_from is not None else known
             note_missing(about, report.missing, sample, policy=policy, earlier=before)
+            if policy == "impute":
+                _warn_of_left_out(x, report.missing)
         return both, fitted, sample
+
+
+def _warn_of_left_out(x: Columns, missing: MissingValues) -> None:
+    """Warn of columns of x whose missing values the fit has not learned to fill in."""
+    fills = {} if x.imputation is None else x.imputation.fills
+    lost = [
+        f"{name!r} ({missing.columns[name]:,} rows)"
+        for name in x.given.names
+        if name in missing.columns and name not in fills
+    ]
+    if lost:
+        warn(
+            f"rows that lack a value of column {', '.join(lost)} are left out: the first call saw "
+            "none that is missing there, and has learned nothing to fill in; fit earlier and new "
+            "rows together, so that these are filled in",
+            UserWarning,
+        )
 
 
 class MomentEstimator(GrowingEstimator):
@@ -221,6 +242,9 @@ def different_functions(known: Mapping[str, Any], given: Mapping[str, Any]) -> D
 def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
     """The rows with the columns of a fit: by name, or by position where they have no names.
 
+    Names that only count the columns, as pandas does, are none; nor is that of a single column of
+    y, where the fit had none for it.
+
     Raises
     ------
     DataError
@@ -231,7 +255,9 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
         default, ours = (
             Columns.default(variable, len(columns.names)).names for columns in (result, known)
         )
-        unnamed, same = result.names == default, len(result.names) == len(known.names)
+        same = len(result.names) == len(known.names)
+        alone = variable == "y" and same and known.names == ("y0",)
+        unnamed = alone or result.names in (default, counted_names(len(default)))
         # Default names of an array of another width mean other columns.
         named = set(known.names) <= set(result.names) and (same or known.names != ours)
         if not named and not (unnamed and same):

@@ -116,7 +116,9 @@ class JointDistribution(JointFit):
         all rows add what is missing. ``greedy``: largest residual over all rows (Algorithm 1), in
         rounds of one pass each. ``random``: drawn with probability proportional to the residual
         (Epperly, Tropp and Webber 2024), in fewer rounds. Or given points of x and y, shapes
-        (m, d), taken in order; a pair may also name a mode for each.
+        (m, d), arrays or tables that hold the columns by name: of these the pivots are all but
+        those that the others span to rounding, or the ``max_rank`` that span most. A pair may also
+        name a mode for each.
     span : float
         For ``greedy``, in (0, 1]: accept pivots while their residual is at least ``span`` times any
         that may be left. 1 gives exactly the pivots of Algorithm 1; 0.5 takes a quarter of the
@@ -326,7 +328,9 @@ class JointDistribution(JointFit):
         functions, functions_x
             Declared functions of y (of x) by name, for exact conditional expectations; each
             takes rows (b, d) and returns (b,). An event as text, such as ``"y0 > 1"``, may take
-            the place of a function, and a list of events that of the names as well.
+            the place of a function, and a list of events that of the names as well. With
+            ``missing="impute"``, rows of x are those of ``columns_x``: filled in, with a
+            code for each label, and with the indicator columns after those that you give.
         **keywords
             As in :class:`RunOptions`.
 
@@ -382,8 +386,9 @@ class JointDistribution(JointFit):
         Parameters
         ----------
         X, Y, y, weights
-            As in :meth:`fit`, of the new rows, which are numbered after the earlier ones: folds are
-            those of one table. Weights are on the scale of the earlier ones, 1 where not given.
+            As in :meth:`fit`, of the new rows, of which one of positive weight is enough. They are
+            numbered after the earlier ones: folds are those of one table. Weights are on the scale
+            of the earlier ones, 1 where not given.
         like
             A fitted ``JointModel`` (or its path), on a first call: the model is one of these rows
             alone, with the pivots, cells and parameters of that one, so that :func:`merge` can add
@@ -411,6 +416,9 @@ class JointDistribution(JointFit):
         ToleranceWarning
             If the trace error over the new rows is above ``tol``, and more than twice that over the
             earlier ones.
+        UserWarning
+            With ``missing="impute"``, if new rows are left out since they lack values of a column
+            of x that lacked none in the first call.
 
         Notes
         -----
@@ -430,6 +438,12 @@ class JointDistribution(JointFit):
             raise DataError(
                 "like= belongs to the first call of partial_fit: make another estimator"
             )
+        said = self.support is not None and says_support(self.support)
+        if self.residual is True or self.location is not None or said:
+            raise DataError(
+                "a model with a location model takes no more rows, since the location depends "
+                "on all of them: take residual=False or 'auto', and no location= or support="
+            )
         if fitted:
             return self._grow(*rows, given, options)
         self._check()
@@ -438,12 +452,6 @@ class JointDistribution(JointFit):
             measured, result, sample = self._grown(earlier, self._open(*rows), options, first_row)
             self._become(measured, result | {"search_": None}, begin, (X, rows[1], sample))
             return self
-        said = self.support is not None and says_support(self.support)
-        if self.residual is True or self.location is not None or said:
-            raise DataError(
-                "a model with a location model takes no more rows, since the location depends "
-                "on all of them: take residual=False or 'auto', and no location= or support="
-            )
         first = copy.copy(self)
         first.residual, first.tuning = False, replace(self._tuning, averaged=1)
         first._fit(*rows, given, options)

@@ -269,7 +269,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
         codes = np.arange(float(len(self._classes)))[:, None]
         x, y = context.pivots
         if y.mode == "sampled":  # labels that the row sample lacks, too
-            y = replace(y, mode="given", points=codes)
+            y = replace(y, mode="given", max_rank=None, points=codes)
         begin, memory = time.perf_counter(), self._learning_memory(context)
         with one_blas_thread():
             context = self._started(context)

@@ -234,7 +234,7 @@ class QueriedVariable(Protocol):
 
 def query_points(
     values: Any,
-    variable: QueriedVariable,
+    variable: QueriedVariable | Columns,
     name: str,
     *,
     missing: bool = False,
@@ -254,7 +254,7 @@ def query_points(
         The points.
     variable
         The variable, or a model of one: its kernel tells which columns take labels that the fit has
-        not seen.
+        not seen. Columns alone take none.
     name
         What messages call the points.
     missing
@@ -274,7 +274,7 @@ def query_points(
     UnseenCategoryWarning
         On unseen labels that the kernel pools, once for all.
     """
-    columns, given = variable.columns, variable.columns
+    columns = given = variable if isinstance(variable, Columns) else variable.columns
     if columns.imputation is not None:
         given = columns.given
     names = given.names
@@ -319,7 +319,10 @@ def query_points(
     if columns.imputation is not None:
         points = columns.complete(points)
     check_points(points, columns, missing=missing)
-    _tell(unseen, columns, None if observed else variable.basis.newton.kernel)
+    kernel = None
+    if not (observed or isinstance(variable, Columns)):
+        kernel = variable.basis.newton.kernel
+    _tell(unseen, columns, kernel)
     return points
 
 

@@ -277,13 +277,14 @@ class NewtonBasis:
     __repr__ = brief_repr
 
     @classmethod
-    def from_points(cls, kernel: Any, points: Array) -> "NewtonBasis":
+    def from_points(cls, kernel: Any, points: Array, max_rank: int | None = None) -> "NewtonBasis":
         """Basis on given pivots, without those that the others span to rounding.
 
         The pivots are eliminated greedily, the largest residual first, in whatever order they came:
-        neighbouring points next to each other, as in a grid, would amplify rounding.
+        neighbouring points next to each other, as in a grid, would amplify rounding. Elimination
+        ends at ``max_rank`` of them.
         """
-        result = pivoted_cholesky(kernel, points, 0.0)
+        result = pivoted_cholesky(kernel, points, 0.0, max_rank)
         return cls(kernel, np.asarray(points)[result.pivots], result.factor)
 
     def _validate(self) -> None:

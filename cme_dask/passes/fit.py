@@ -81,7 +81,9 @@ class PrioritySample(Reduction[RowSample, RowSample]):
         return merge((a, b), self.size)
 
 
-def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tuple[RowSample, int]:
+def sample_rows(
+    sample: Sample, size: int, seed: int, executor: Executor, least: int = 2
+) -> tuple[RowSample, int]:
     """The priority sample, and the passes over chunked rows that it took.
 
     The stored one takes none (of a part, what it holds of it), and so does one of arrays in memory.
@@ -96,12 +98,13 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
     Raises
     ------
     DataError
-        If there are fewer than two rows, the sample meets values that are not finite, weights are
-        negative, all zero or too large for sums, or no row belongs to the part.
+        If there are fewer than ``least`` rows, the sample meets values that are not finite, weights
+        are negative, all zero or too large for sums, or no row belongs to the part.
     """
-    if sample.n_rows < 2:
+    if sample.n_rows < least:
         noun = "sample" if sample.n_rows == 1 else "samples"
-        raise DataError(f"at least 2 rows are needed, got {sample.n_rows} {noun}")
+        rows_are = "1 row is" if least == 1 else f"{least} rows are"
+        raise DataError(f"at least {rows_are} needed, got {sample.n_rows} {noun}")
     stored, requested = sample.row_sample, min(size, sample.n_rows)
     if sample.part is not None:
         requested = min(requested, _ENOUGH)
@@ -123,10 +126,10 @@ def sample_rows(sample: Sample, size: int, seed: int, executor: Executor) -> tup
         share = len(rows) / len(chosen)
         rows = replace(rows, complete=chosen.complete, complete_share=share)
         passes += not in_memory
-    if sample.dropping and len(rows) < 2:
+    if sample.dropping and len(rows) < least:
         raise all_missing()
     if sample.weights is not None:
-        _check_weights(rows, sample)
+        _check_weights(rows, sample, least)
     if not all(np.isfinite(part).all() for part in rows.parts):
         count_bad_values(sample, executor)
         for part, columns in zip(rows.parts, sample.columns, strict=True):
@@ -160,10 +163,10 @@ def _in_nearly_all_chunks(sample: Sample, size: int) -> bool:
     )
 
 
-def _check_weights(rows: RowSample, sample: Sample) -> None:
-    if rows.complete and len(rows) < 2:
+def _check_weights(rows: RowSample, sample: Sample, least: int) -> None:
+    if rows.complete and len(rows) < least:
         raise DataError(
-            f"at least 2 rows of positive weight are needed, got {len(rows)} among the "
+            f"at least {least} rows of positive weight are needed, got {len(rows)} among the "
             f"{sample.n_rows:,} rows: check the column of weights"
         )
     largest = float(rows.weights.max(initial=0.0))

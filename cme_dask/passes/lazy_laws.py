@@ -75,15 +75,14 @@ def given_rows(
     default = columns.names == Columns.default("xy"[which], len(columns.names)).names
     # Arrays have no names of their own: of these all columns are taken, as in memory.
     unnamed = default and sample.location == "memory"
+    where = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
     if not unnamed and (not default or set(names) <= set(columns.names)):
-        where = ("Y" if reverse else "X") if sample.location == "memory" else sample.location
         positions = columns.positions_of(expected, where)
         columns = columns.only([columns.names[place] for place in positions])
         source = source.pick(positions)
     if len(columns.names) != len(names):
         raise DataError(
-            f"{sample.location} has {len(columns.names)} columns, the model's are "
-            f"{expected.listed()}"
+            f"{where} has {len(columns.names)} columns, the model's are {expected.listed()}"
         )
     for name, label in zip(names, columns.names, strict=True):
         theirs, ours = columns.categories.get(label), expected.categories.get(name)
@@ -91,8 +90,7 @@ def given_rows(
             continue
         if ours is None:
             raise DataError(
-                f"column {name!r} holds labels in {sample.location} and numbers in the model: give "
-                "numbers"
+                f"column {name!r} holds labels in {where} and numbers in the model: give numbers"
             )
         source = _recoded(source, variable, name, theirs)
     if variable.columns.imputation is not None:
