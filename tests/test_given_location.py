@@ -157,6 +157,14 @@ def test_weights_go_to_the_regressor_and_its_pipeline():
     given(KNeighborsRegressor()).fit(x, y, weights=weights)
 
 
+def test_a_regressor_takes_the_seed_of_the_fit():
+    x, y = rows(200)
+    seed, tree = 2**63 - 1, DecisionTreeRegressor(max_depth=4, max_features=1)
+    fit = given(tree, random_state=seed).fit(x, y)
+    alone = clone(tree).set_params(random_state=seed % 2**32).fit(x, y[:, 0])
+    np.testing.assert_allclose(fit.model_.residual.location(x)[:, 0], alone.predict(x))
+
+
 def test_several_columns_of_y():
     x, y = rows()
     y = np.hstack([y, 3.0 + x[:, 1:] + 0.1 * y])

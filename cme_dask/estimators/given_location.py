@@ -17,7 +17,7 @@ from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.learning.trees import tree_mean
-from cme_dask.numerics.folds import RowSample, relative_weights
+from cme_dask.numerics.folds import RowSample, relative_weights, sklearn_seed
 from cme_dask.numerics.given_location import (
     ColumnMean,
     ColumnResiduals,
@@ -168,7 +168,7 @@ def _template(value: Any, q: int, seed: int) -> Any:
     """A clone that predicts all columns of y, with the seed of the fit where it has none."""
     result = clone(value)
     open_ = {
-        key: seed
+        key: sklearn_seed(seed)
         for key, given in result.get_params(deep=True).items()
         if key.rpartition("__")[2] == "random_state" and given is None
     }

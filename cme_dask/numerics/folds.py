@@ -82,6 +82,11 @@ def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
     return first, which.ravel()
 
 
+def sklearn_seed(seed: int) -> int:
+    """A seed for scikit-learn, whose generator takes none of 2**32 or more."""
+    return seed % (1 << 32)
+
+
 def uniform(salt: int, numbers: Array) -> Array:
     """Hash of each integer as a number strictly between 0 and 1, float64 of shape (n,)."""
     hashes = number_hash(salt, numbers.astype(np.uint64))
