@@ -9,8 +9,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_store
 from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -143,18 +146,41 @@ def test_rows_outside_the_row_sample_have_the_regressor_of_their_fold():
     assert fit.n_passes_ == 1
 
 
-def test_weights_go_to_the_regressor_and_its_pipeline():
+SEARCH = GridSearchCV(make_pipeline(StandardScaler(), Ridge(1e-9)), {"ridge__alpha": [1e-9]}, cv=3)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        LinearRegression(),
+        make_pipeline(StandardScaler(), LinearRegression()),
+        TransformedTargetRegressor(),
+        TransformedTargetRegressor(make_pipeline(StandardScaler(), LinearRegression())),
+        make_pipeline(StandardScaler(), TransformedTargetRegressor(LinearRegression())),
+        SEARCH,
+    ],
+)
+def test_weights_go_to_the_regressor_through_what_holds_it(location):
     x, y = rows()
     weights = np.random.default_rng(1).uniform(0.0, 3.0, len(x))
     folds = fold_of_rows(0, len(x), N_FOLDS)
     made = predictions(x, y, folds, LinearRegression(), weights)
-    for location in (LinearRegression(), make_pipeline(StandardScaler(), LinearRegression())):
-        fit = given(location).fit(x, y, weights=weights)
-        cells = fit.model_.residual.model.y.cells
-        expected = weights @ (y - made) / weights.sum()
-        np.testing.assert_allclose(cells.masses @ cells.means, expected, atol=1e-10)
-    # Nearest neighbours take none.
-    given(KNeighborsRegressor()).fit(x, y, weights=weights)
+    fit = given(location).fit(x, y, weights=weights)
+    cells = fit.model_.residual.model.y.cells
+    expected = weights @ (y - made) / weights.sum()
+    np.testing.assert_allclose(cells.masses @ cells.means, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("location", [KNeighborsRegressor(), MultiOutputRegressor(SEARCH)])
+def test_a_regressor_that_takes_no_weights_warns_where_they_differ(location):
+    x, y = rows(100)
+    y = np.hstack([y, y])
+    weights = np.where(np.arange(100) < 90, 2.0, 0.0)
+    given(location).fit(x, y, weights=weights)  # equal ones: the others are left out
+    weights[0] = 1.0
+    with pytest.warns(UserWarning, match=r"takes no sample_weight") as caught:
+        given(location).fit(x, y, weights=weights)
+    assert len(caught) == 1
 
 
 def test_a_regressor_takes_the_seed_of_the_fit():

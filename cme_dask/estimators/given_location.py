@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone, is_classifier
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import brief
-from cme_dask.errors import DataError, remedy
+from cme_dask.errors import DataError, remedy, warn
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.learning.trees import tree_mean
@@ -134,6 +135,13 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
             f"give more rows or {remedy('n_folds', '--folds')}"
         )
     template, name = _template(value, q, context.seed), type(value).__name__
+    differ = relative_weights(rows.importance[rows.weights > 0.0]) is not None
+    if differ and _weight_parameter(template) is None:
+        warn(
+            f"the location {name} takes no sample_weight: it is fitted to rows of equal weight, "
+            "the laws around it are those of weighted rows",
+            UserWarning,
+        )
 
     def fitted(selected: Array) -> RegressorMean | TreeMean:
         regressor = _fit(template, rows, selected, name)
@@ -199,12 +207,22 @@ def _fit(template: Any, rows: RowSample, selected: Array, name: str) -> Any:
 def _weight_parameter(regressor: Any) -> str | None:
     """The parameter of ``fit`` that takes weights; None if there is none.
 
-    Pipelines pass it on to their last step, and regressors of several columns to each of theirs.
+    Pipelines pass it on to their last step, searches and transformed targets to their regressor,
+    and regressors of several columns to each of theirs.
     """
+    from sklearn.compose import TransformedTargetRegressor  # slow to import
+    from sklearn.linear_model import LinearRegression
+
     steps = getattr(regressor, "steps", None)
     if steps:
         inner = _weight_parameter(steps[-1][1])
         return None if inner is None else f"{steps[-1][0]}__{inner}"
+    if isinstance(regressor, (GridSearchCV, RandomizedSearchCV)):
+        return _weight_parameter(regressor.estimator)
+    if isinstance(regressor, TransformedTargetRegressor):
+        inner = regressor.regressor
+        return _weight_parameter(LinearRegression() if inner is None else inner)
+    # These pass on no other name, and fail where theirs do not take it.
     if isinstance(regressor, MultiOutputRegressor):
         regressor = regressor.estimator
     return "sample_weight" if has_fit_parameter(regressor, "sample_weight") else None
