@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_store
 from sklearn.base import BaseEstimator, RegressorMixin, clone
+from sklearn.cluster import KMeans
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, IsolationForest
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neighbors import KNeighborsRegressor
@@ -211,6 +213,35 @@ def test_several_columns_of_y():
     np.testing.assert_allclose(location[:, 1], alone.predict(x[:20]))
 
 
+class OfAnotherPackage:
+    """Least squares with the methods of a regressor, and without scikit-learn's tags."""
+
+    def __init__(self, rows=None):
+        self.rows = rows
+
+    def get_params(self, deep=True):
+        return {"rows": self.rows}
+
+    def set_params(self, **parameters):
+        vars(self).update(parameters)
+        return self
+
+    def fit(self, X, y):
+        self.regressor_ = LinearRegression().fit(X[: self.rows], y[: self.rows])
+        return self
+
+    def predict(self, X):
+        return self.regressor_.predict(X)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_regressor_of_another_package_needs_no_tags(columns):
+    x, y = rows(200)
+    y = np.hstack([y, 3.0 + x[:, 1:] + 0.1 * y])[:, :columns]
+    fit, same = (given(one).fit(x, y) for one in (OfAnotherPackage(), LinearRegression()))
+    same_model(fit.model_.residual.model, same.model_.residual.model)
+
+
 # One pass, of any chunks and anywhere
 
 
@@ -406,9 +437,13 @@ class Strange(RegressorMixin, BaseEstimator):
         ("missing", {}, r"'missing' is no column of x: there are x0, x1, x2"),
         (["x0", "x2"], {}, r"names 2 columns, y has 1 \(y0\)"),
         ([], {}, r"location must be a scikit-learn regressor"),
-        (7, {}, r"got 7, which lacks fit, predict, get_params"),
+        (7, {}, r"got 7, which lacks fit, predict, get_params, set_params"),
         (DecisionTreeRegressor, {}, r"got the class DecisionTreeRegressor: give an object"),
         (LogisticRegression(), {}, r"got the classifier LogisticRegression"),
+        (KMeans(2), {}, r"got the clusterer KMeans: residuals are those of predicted numbers"),
+        (GridSearchCV(KMeans(), {}), {}, r"got the clusterer GridSearchCV"),
+        (IsolationForest(), {}, r"got the outlier detector IsolationForest"),
+        (GaussianMixture(), {}, r"got the density estimator GaussianMixture"),
         (StandardScaler(), {}, r"lacks predict"),
         (Strange("fails"), {}, r"Strange can't be fitted to \d+ rows of x.*went wrong"),
         (Strange("predict"), {}, r"Strange fails to predict: it went wrong"),

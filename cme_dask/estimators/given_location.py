@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone, is_classifier
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
@@ -31,6 +31,8 @@ from cme_dask.passes.progress import StepBegan
 
 Array = Any
 
+_METHODS = "fit", "predict", "get_params", "set_params"
+_OTHERS = "classifier", "clusterer", "outlier_detector", "density_estimator"
 _KINDS = (
     "a scikit-learn regressor that is not fitted yet, or the name of a column of x that holds "
     "predictions of y (of several columns of y a list of names)"
@@ -43,15 +45,25 @@ def check_location(name: str, value: Any) -> None:
         return
     if isinstance(value, type):
         raise DataError(f"{name} must be {_KINDS}, got the class {value.__name__}: give an object")
-    missing = [method for method in ("fit", "predict", "get_params") if not hasattr(value, method)]
+    missing = [method for method in _METHODS if not hasattr(value, method)]
     if missing:
         lacks = ", ".join(missing)
         raise DataError(f"{name} must be {_KINDS}, got {brief(repr(value))}, which lacks {lacks}")
-    if is_classifier(value):
+    tags = _tags(value)
+    if tags is not None and tags.estimator_type in _OTHERS:
+        kind = tags.estimator_type.replace("_", " ")
         raise DataError(
-            f"{name} must be {_KINDS}, got the classifier {type(value).__name__}: residuals are "
-            "those of numbers"
+            f"{name} must be {_KINDS}, got the {kind} {type(value).__name__}: residuals are "
+            "those of predicted numbers"
         )
+
+
+def _tags(value: Any) -> Any:
+    """Scikit-learn's tags of an object; None for one of another package that has none."""
+    try:
+        return get_tags(value)
+    except AttributeError:
+        return None
 
 
 def _are_names(value: Any) -> bool:
@@ -181,7 +193,9 @@ def _template(value: Any, q: int, seed: int) -> Any:
         if key.rpartition("__")[2] == "random_state" and given is None
     }
     result.set_params(**open_)
-    if q > 1 and not get_tags(result).target_tags.multi_output:
+    # MultiOutputRegressor refuses what has no tags, which may predict several columns itself.
+    tags = _tags(result)
+    if q > 1 and tags is not None and not tags.target_tags.multi_output:
         return MultiOutputRegressor(result)
     return result
 
