@@ -14,7 +14,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import brief
-from cme_dask.errors import DataError, remedy, warn
+from cme_dask.errors import DataError, warn
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.learning.trees import tree_mean
@@ -92,7 +92,8 @@ def given_location(value: Any, context: FitContext, *, covariate: bool) -> Given
     value
         Names of columns of x, or a regressor, as :func:`check_location` admits them.
     context
-        The rows; a regressor is fitted to the row sample, once and without each fold.
+        The rows, of two folds or more; a regressor is fitted to the row sample, once and without
+        each fold.
     covariate
         Whether laws of residuals may be given a regressor's predictions beside x; columns of x are
         there anyway.
@@ -100,8 +101,8 @@ def given_location(value: Any, context: FitContext, *, covariate: bool) -> Given
     Raises
     ------
     DataError
-        On unknown columns or labels, another number of columns than y has, a regressor that fails,
-        or row samples of fewer than two folds.
+        On unknown columns or labels, another number of columns than y has, or a regressor that
+        fails.
     """
     x, y = context.sample.columns
     if location_kind(value) == "column":
@@ -140,12 +141,7 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
     rows = context.rows
     d, q = (len(columns.names) for columns in context.sample.columns)
     folds = rows.folds(context.sample.folding, context.n_folds)
-    used = np.unique(folds[rows.weights > 0.0])
-    if len(used) < 2:
-        raise DataError(
-            "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
-            f"give more rows or {remedy('n_folds', '--folds')}"
-        )
+    used = rows.used_folds(context.sample.folding, context.n_folds)
     template, name = _template(value, q, context.seed), type(value).__name__
     differ = relative_weights(rows.importance[rows.weights > 0.0]) is not None
     if differ and _weight_parameter(template) is None:

@@ -389,6 +389,10 @@ class RowSample:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""
         return folding.folds(self.index, self.units, n_folds)
 
+    def used_folds(self, folding: Folding, n_folds: int) -> Array:
+        """Numbers of the folds that have rows of positive weight."""
+        return np.unique(self.folds(folding, n_folds)[self.weights > 0.0])
+
 
 def relative_weights(weights: Array) -> Array | None:
     """Weights (k,) of mean 1, as scikit-learn's learners take them; None for equal ones.
