@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _LONGEST = 2000  # letters of a message
@@ -76,11 +77,16 @@ def wording(text: str, command: bool = False) -> str:
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn, and name the line outside the package that led here."""
+    """Warn, and name the line outside the package that led here.
+
+    As with errors, Python shows the remedies in Python, and the command shows ``for_command``.
+    """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warning: Any = category(wording(message))
+    warning.for_command = wording(message, command=True)
+    warnings.warn(warning, stacklevel=level)
 
 
 class CmeDaskError(Exception):
