@@ -495,3 +495,17 @@ def test_arrays_and_rows_whose_columns_have_names_are_taken_by_name():
 def test_a_data_array_without_coordinates_has_the_default_names():
     x = xr.DataArray(FRAME[FEW].to_numpy(float), dims=("time", "column"))
     assert open_sample(x, FRAME["dust"]).columns[0].names == ("x0", "x1")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_coordinates_of_a_data_array_may_be_called_columns(lazy):
+    numbers = FRAME[FEW].to_numpy(float)
+    array = da.from_array(numbers, chunks=(70, 1)) if lazy else numbers
+    x = xr.DataArray(array, dims=("row", "columns"), coords={"columns": FEW})
+    sample = open_sample(x, x[:, :1], x_columns=FEW[::-1])
+    assert [columns.names for columns in sample.columns] == [tuple(FEW[::-1]), tuple(FEW[:1])]
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=0.1).fit(x, numbers[:, :1])
+    expected = fit.predict(numbers[:5])
+    np.testing.assert_allclose(fit.predict(x[:5, ::-1]), expected)
+    with pytest.raises(DataError, match="there are only rows of x: give y"):
+        open_sample(x, x_columns=FEW[:1], y_columns=FEW[1:])
