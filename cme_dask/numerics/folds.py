@@ -202,8 +202,8 @@ def check_groups(numbers: Array, name: str = "group") -> None:
     """DataError if numbers of groups, read as float64, may be those of several groups."""
     if (np.abs(numbers) >= EXACT).any():
         raise DataError(
-            f"{name} must hold integers below 2**53, or labels: larger ones can't be told from "
-            "their neighbours; number them anew, or give the numbers as text"
+            f"{name} must hold integers below 2**53: larger ones can't be told from their "
+            "neighbours; number them anew, or give an array in memory (no Dask array) of texts"
         )
 
 
