@@ -132,6 +132,22 @@ class ZeroWeights(DataError):
         super().__init__(message)
 
 
+class NonFiniteValues(DataError):
+    """Rows hold NaN or infinity.
+
+    Parameters
+    ----------
+    message
+        The sentence.
+    missing
+        Whether some of the values are NaN, which fits may leave out or fill in.
+    """
+
+    def __init__(self, message: str = "values must be finite", missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
 class StoreError(DataError):
     """A stored sample or model is missing, damaged, half-written or of a newer version."""
 

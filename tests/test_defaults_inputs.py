@@ -335,8 +335,35 @@ def test_missing_values_are_named_by_column_count_and_remedy(form):
     }[form]
     said = r"'wind' has 2 \(first at row 7\); column 'place' has 1 \(first at row 11\).*dropna"
     for estimator in (JointDistribution(), ConditionalMeanEmbedding(), PivotedCholesky()):
-        with pytest.raises(DataError, match=said):
+        advice = r"\(\.\.\.\)\.drop_missing\(\)$"
+        if hasattr(estimator, "missing"):
+            advice = "fit with missing='drop' or 'impute'$"
+        with pytest.raises(DataError, match=f"{said}.*, or .*{advice}"):
             estimator.fit(x, FRAME["dust"])
+    with pytest.raises(DataError, match=rf"{said}.*, or fit with missing='drop' or 'impute'$"):
+        JointDistribution().plan(x, FRAME["dust"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_advice_on_missing_values_is_given_where_it_helps(lazy):
+    x, y = FRAME[FEW].to_numpy(float), FRAME[["dust"]].to_numpy(float)
+
+    def rows(value):
+        changed = np.where(np.arange(N)[:, None] == 7, value, x)
+        return (da.from_array(changed, chunks=(70, 2)) if lazy else changed), y
+
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=0.1)
+    basis = PivotedCholesky(tol=0.1)
+    for estimator in (fit, clone(fit).set_params(missing="drop"), basis):
+        with pytest.raises(DataError, match=r"infinite: drop these rows, or give finite values$"):
+            estimator.fit(*rows(np.inf))
+    with pytest.raises(DataError, match=r"NaN or infinite: .*fit with missing='drop'"):
+        fit.fit(*rows(np.nan))
+    # What is advised works, and transform has no such parameter.
+    clone(fit).set_params(missing="drop").fit(*rows(np.nan))
+    basis.fit(open_sample(rows(np.nan)[0]).drop_missing())
+    with pytest.raises(DataError, match=r"row 7\) NaN or infinite: [^,]*leaves out NaN\)$"):
+        np.asarray(basis.transform(rows(np.nan)[0]))
 
 
 def test_tables_that_are_no_numbers_are_refused_in_one_sentence():
