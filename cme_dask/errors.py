@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _LONGEST = 2000  # letters of a message
@@ -76,11 +77,16 @@ def wording(text: str, command: bool = False) -> str:
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn, and name the line outside the package that led here."""
+    """Warn, and name the line outside the package that led here.
+
+    As with errors, Python shows the remedies in Python, and the command shows ``for_command``.
+    """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warning: Any = category(wording(message))
+    warning.for_command = wording(message, command=True)
+    warnings.warn(warning, stacklevel=level)
 
 
 class CmeDaskError(Exception):
@@ -124,6 +130,22 @@ class ZeroWeights(DataError):
         self, message: str = "all weights are zero: at least one row needs a positive weight"
     ) -> None:
         super().__init__(message)
+
+
+class NonFiniteValues(DataError):
+    """Rows hold NaN or infinity.
+
+    Parameters
+    ----------
+    message
+        The sentence.
+    missing
+        Whether some of the values are NaN, which fits may leave out or fill in.
+    """
+
+    def __init__(self, message: str = "values must be finite", missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class StoreError(DataError):

@@ -335,8 +335,35 @@ def test_missing_values_are_named_by_column_count_and_remedy(form):
     }[form]
     said = r"'wind' has 2 \(first at row 7\); column 'place' has 1 \(first at row 11\).*dropna"
     for estimator in (JointDistribution(), ConditionalMeanEmbedding(), PivotedCholesky()):
-        with pytest.raises(DataError, match=said):
+        advice = r"\(\.\.\.\)\.drop_missing\(\)$"
+        if hasattr(estimator, "missing"):
+            advice = "fit with missing='drop' or 'impute'$"
+        with pytest.raises(DataError, match=f"{said}.*, or .*{advice}"):
             estimator.fit(x, FRAME["dust"])
+    with pytest.raises(DataError, match=rf"{said}.*, or fit with missing='drop' or 'impute'$"):
+        JointDistribution().plan(x, FRAME["dust"])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_advice_on_missing_values_is_given_where_it_helps(lazy):
+    x, y = FRAME[FEW].to_numpy(float), FRAME[["dust"]].to_numpy(float)
+
+    def rows(value):
+        changed = np.where(np.arange(N)[:, None] == 7, value, x)
+        return (da.from_array(changed, chunks=(70, 2)) if lazy else changed), y
+
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=0.1)
+    basis = PivotedCholesky(tol=0.1)
+    for estimator in (fit, clone(fit).set_params(missing="drop"), basis):
+        with pytest.raises(DataError, match=r"infinite: drop these rows, or give finite values$"):
+            estimator.fit(*rows(np.inf))
+    with pytest.raises(DataError, match=r"NaN or infinite: .*fit with missing='drop'"):
+        fit.fit(*rows(np.nan))
+    # What is advised works, and transform has no such parameter.
+    clone(fit).set_params(missing="drop").fit(*rows(np.nan))
+    basis.fit(open_sample(rows(np.nan)[0]).drop_missing())
+    with pytest.raises(DataError, match=r"row 7\) NaN or infinite: [^,]*leaves out NaN\)$"):
+        np.asarray(basis.transform(rows(np.nan)[0]))
 
 
 def test_tables_that_are_no_numbers_are_refused_in_one_sentence():
@@ -495,3 +522,17 @@ def test_arrays_and_rows_whose_columns_have_names_are_taken_by_name():
 def test_a_data_array_without_coordinates_has_the_default_names():
     x = xr.DataArray(FRAME[FEW].to_numpy(float), dims=("time", "column"))
     assert open_sample(x, FRAME["dust"]).columns[0].names == ("x0", "x1")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_coordinates_of_a_data_array_may_be_called_columns(lazy):
+    numbers = FRAME[FEW].to_numpy(float)
+    array = da.from_array(numbers, chunks=(70, 1)) if lazy else numbers
+    x = xr.DataArray(array, dims=("row", "columns"), coords={"columns": FEW})
+    sample = open_sample(x, x[:, :1], x_columns=FEW[::-1])
+    assert [columns.names for columns in sample.columns] == [tuple(FEW[::-1]), tuple(FEW[:1])]
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=0.1).fit(x, numbers[:, :1])
+    expected = fit.predict(numbers[:5])
+    np.testing.assert_allclose(fit.predict(x[:5, ::-1]), expected)
+    with pytest.raises(DataError, match="there are only rows of x: give y"):
+        open_sample(x, x_columns=FEW[:1], y_columns=FEW[1:])

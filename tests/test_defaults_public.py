@@ -31,7 +31,7 @@ from cme_dask import (
     score,
 )
 from cme_dask.cli import cli
-from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, remedy
+from cme_dask.errors import CmeDaskError, DataError, ResourceError, option, remedy, warn
 from cme_dask.metrics import brier
 
 N = 300
@@ -370,6 +370,9 @@ def test_errors_speak_the_language_of_their_reader(name, store, saved):
 
 def test_quoted_errors_keep_both_remedies():
     inner = DataError(f"lower {option('max_rank')}")
+    with pytest.warns(UserWarning, match=r"^raise max_rank$") as caught:
+        warn(f"raise {option('max_rank')}", UserWarning)
+    assert caught[0].message.for_command == "raise --max-rank"
     outer = ResourceError(f"no room ({inner}), or {remedy('a()', 'b')}")
     assert str(outer) == "no room (lower max_rank), or a()"
     assert outer.for_command == "no room (lower --max-rank), or b"

@@ -1,5 +1,6 @@
 """Folds and parts as functions of a row's unit alone."""
 
+import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import given
@@ -91,6 +92,16 @@ def test_equal_units_are_never_divided(values, block, n_folds, seed):
         cut = {folding.by: column[some]}
         np.testing.assert_array_equal(folding.folds(rows[some], cut, n_folds), folds[some])
         np.testing.assert_array_equal(part.selects(rows[some] + 99, cut), kept[some])
+
+
+def test_advice_on_large_groups_can_be_followed():
+    x = np.zeros((40, 1))
+    numbers = 2**60 + np.arange(40) % 4
+    with pytest.raises(DataError, match=r"below 2\*\*53.* in memory \(no Dask array\) of texts"):
+        Folding("group").units(np.arange(40), {"group": numbers * 1.0})
+    open_sample(x, group=numbers.astype(str)).fold_by("group")
+    with pytest.raises(DataError, match="groups of a Dask array must be numbers"):
+        open_sample(x, group=da.from_array(numbers.astype(str), chunks=20))
 
 
 def test_zeros_of_either_sign_are_one_unit():

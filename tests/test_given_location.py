@@ -9,8 +9,13 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_store
 from sklearn.base import BaseEstimator, RegressorMixin, clone
-from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.cluster import KMeans
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor, IsolationForest
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import GridSearchCV
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -143,18 +148,49 @@ def test_rows_outside_the_row_sample_have_the_regressor_of_their_fold():
     assert fit.n_passes_ == 1
 
 
-def test_weights_go_to_the_regressor_and_its_pipeline():
+SEARCH = GridSearchCV(make_pipeline(StandardScaler(), Ridge(1e-9)), {"ridge__alpha": [1e-9]}, cv=3)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        LinearRegression(),
+        make_pipeline(StandardScaler(), LinearRegression()),
+        TransformedTargetRegressor(),
+        TransformedTargetRegressor(make_pipeline(StandardScaler(), LinearRegression())),
+        make_pipeline(StandardScaler(), TransformedTargetRegressor(LinearRegression())),
+        SEARCH,
+    ],
+)
+def test_weights_go_to_the_regressor_through_what_holds_it(location):
     x, y = rows()
     weights = np.random.default_rng(1).uniform(0.0, 3.0, len(x))
     folds = fold_of_rows(0, len(x), N_FOLDS)
     made = predictions(x, y, folds, LinearRegression(), weights)
-    for location in (LinearRegression(), make_pipeline(StandardScaler(), LinearRegression())):
-        fit = given(location).fit(x, y, weights=weights)
-        cells = fit.model_.residual.model.y.cells
-        expected = weights @ (y - made) / weights.sum()
-        np.testing.assert_allclose(cells.masses @ cells.means, expected, atol=1e-10)
-    # Nearest neighbours take none.
-    given(KNeighborsRegressor()).fit(x, y, weights=weights)
+    fit = given(location).fit(x, y, weights=weights)
+    cells = fit.model_.residual.model.y.cells
+    expected = weights @ (y - made) / weights.sum()
+    np.testing.assert_allclose(cells.masses @ cells.means, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("location", [KNeighborsRegressor(), MultiOutputRegressor(SEARCH)])
+def test_a_regressor_that_takes_no_weights_warns_where_they_differ(location):
+    x, y = rows(100)
+    y = np.hstack([y, y])
+    weights = np.where(np.arange(100) < 90, 2.0, 0.0)
+    given(location).fit(x, y, weights=weights)  # equal ones: the others are left out
+    weights[0] = 1.0
+    with pytest.warns(UserWarning, match=r"takes no sample_weight") as caught:
+        given(location).fit(x, y, weights=weights)
+    assert len(caught) == 1
+
+
+def test_a_regressor_takes_the_seed_of_the_fit():
+    x, y = rows(200)
+    seed, tree = 2**63 - 1, DecisionTreeRegressor(max_depth=4, max_features=1)
+    fit = given(tree, random_state=seed).fit(x, y)
+    alone = clone(tree).set_params(random_state=seed % 2**32).fit(x, y[:, 0])
+    np.testing.assert_allclose(fit.model_.residual.location(x)[:, 0], alone.predict(x))
 
 
 def test_several_columns_of_y():
@@ -175,6 +211,35 @@ def test_several_columns_of_y():
     alone = clone(HistGradientBoostingRegressor(max_iter=3, random_state=0)).fit(x, y[:, 1])
     location = boosted.model_.residual.location(x[:20])
     np.testing.assert_allclose(location[:, 1], alone.predict(x[:20]))
+
+
+class OfAnotherPackage:
+    """Least squares with the methods of a regressor, and without scikit-learn's tags."""
+
+    def __init__(self, rows=None):
+        self.rows = rows
+
+    def get_params(self, deep=True):
+        return {"rows": self.rows}
+
+    def set_params(self, **parameters):
+        vars(self).update(parameters)
+        return self
+
+    def fit(self, X, y):
+        self.regressor_ = LinearRegression().fit(X[: self.rows], y[: self.rows])
+        return self
+
+    def predict(self, X):
+        return self.regressor_.predict(X)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_regressor_of_another_package_needs_no_tags(columns):
+    x, y = rows(200)
+    y = np.hstack([y, 3.0 + x[:, 1:] + 0.1 * y])[:, :columns]
+    fit, same = (given(one).fit(x, y) for one in (OfAnotherPackage(), LinearRegression()))
+    same_model(fit.model_.residual.model, same.model_.residual.model)
 
 
 # One pass, of any chunks and anywhere
@@ -372,9 +437,13 @@ class Strange(RegressorMixin, BaseEstimator):
         ("missing", {}, r"'missing' is no column of x: there are x0, x1, x2"),
         (["x0", "x2"], {}, r"names 2 columns, y has 1 \(y0\)"),
         ([], {}, r"location must be a scikit-learn regressor"),
-        (7, {}, r"got 7, which lacks fit, predict, get_params"),
+        (7, {}, r"got 7, which lacks fit, predict, get_params, set_params"),
         (DecisionTreeRegressor, {}, r"got the class DecisionTreeRegressor: give an object"),
         (LogisticRegression(), {}, r"got the classifier LogisticRegression"),
+        (KMeans(2), {}, r"got the clusterer KMeans: residuals are those of predicted numbers"),
+        (GridSearchCV(KMeans(), {}), {}, r"got the clusterer GridSearchCV"),
+        (IsolationForest(), {}, r"got the outlier detector IsolationForest"),
+        (GaussianMixture(), {}, r"got the density estimator GaussianMixture"),
         (StandardScaler(), {}, r"lacks predict"),
         (Strange("fails"), {}, r"Strange can't be fitted to \d+ rows of x.*went wrong"),
         (Strange("predict"), {}, r"Strange fails to predict: it went wrong"),
@@ -417,7 +486,7 @@ def test_labels_and_growing_have_no_location():
     with pytest.raises(DataError, match="takes no more rows"):
         given("x2").partial_fit(x, y)
     fit = given("x2").fit(x, y)
-    with pytest.raises(DataError, match="location"):
+    with pytest.raises(DataError, match=r"don't add up: fit without location=$"):
         fit.partial_fit(x, y)
 
 

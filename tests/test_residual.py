@@ -9,6 +9,7 @@ import pytest
 from conftest import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression
 from test_reads import opened
 
 from benchmarks.coverage import SCENARIOS
@@ -478,6 +479,34 @@ def test_what_it_needs_is_told(parameters, message):
     x = rng.normal(size=(200, 1))
     with pytest.raises(DataError, match=message):
         quick(**parameters).fit(x, x + rng.normal(size=x.shape))
+
+
+@pytest.mark.parametrize("how", ["fit", "plan"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"residual": True},
+        {"calibration": True},
+        {"conformal": True},
+        {"conformal_by": "station"},
+        {"location": "x"},
+        {"location": LinearRegression()},
+    ],
+    ids=str,
+)
+def test_choices_that_need_held_out_rows_are_refused_where_one_fold_has_all(choice, how):
+    pandas = pytest.importorskip("pandas")
+    x = np.random.default_rng(0).normal(size=(60, 1))
+    table, zero = pandas.DataFrame({"x": x[:, 0], "station": ["a", "b"] * 30}), np.zeros(60)
+    fit = JointDistribution(kernel_x="median", kernel_y="median", tol=0.1, n_folds=2, **choice)
+    name = next(iter(choice)).replace("_", ".")
+    for by, column in (("group", {"group": zero}), ("7d", {"time": zero})):
+        rows = open_sample(table, x, **column).fold_by(by)
+        with pytest.raises(DataError, match=rf"{name}.* needs .*two folds.*fold_by '{by}'"):
+            getattr(fit, how)(rows)
+    folds = open_sample(table, x).folding.folds(np.arange(60), {}, 2)
+    with pytest.raises(DataError, match=rf"{name}.* needs .*two folds, and all are in one: "):
+        getattr(fit, how)(table, x, weights=(folds == 1) * 1.0)
 
 
 def test_labels_have_no_location():

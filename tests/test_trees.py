@@ -418,6 +418,16 @@ def test_a_cross_fit_is_the_same_each_time(kind):
         np.testing.assert_array_equal(one.feature, whole.feature)
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_seeds_of_fits_are_larger_than_those_of_scikit_learn(kind):
+    x, y = jump(200)
+    large, small = (
+        cross_fitted(kind, replace(training(x, y), seed=seed), quick=True)
+        for seed in (2**63 - 1, 2**32 - 1)
+    )
+    np.testing.assert_array_equal(large.predicted, small.predicted)
+
+
 # Fits with trees
 
 

@@ -1,5 +1,7 @@
 """Values of y: recognised, said by users, and reached by moved laws; slow oracles beside them."""
 
+import warnings
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -307,6 +309,32 @@ def test_what_is_said_is_kept():
     more = JointDistribution(kernel_x="median", kernel_y="median", tol=1e-2)
     added = more.partial_fit(x + 0.1, y, like=plain.model_, first_row=300).model_
     assert "support" not in merge([plain.model_, added]).about  # known of some rows alone
+
+
+def test_labels_beside_numbers_are_described_as_such():
+    pandas = pytest.importorskip("pandas")
+    x, y = draw("normal", 200)
+    table = pandas.DataFrame({"y": y[:, 0], "kind": np.where(x[:, 0] > 0.0, "up", "down")})
+    for support in ("auto", (-9, 9)):
+        fit = JointDistribution(**MEDIAN | {"residual": False, "support": support}).fit(x, table)
+        about = fit.model_.about["support"]
+        assert (about["kind"]["kind"], about["kind"]["given"]) == ("labels", False)
+        assert about["y"]["given"] == (support != "auto")
+        assert "kind: labels" not in repr(fit.model_)
+
+
+@pytest.mark.parametrize(("unit", "warns"), [(0.5, True), (1.0, False), (64.0, False)])
+def test_values_that_no_sampled_row_holds_are_warned_of(unit, warns):
+    x, y = draw("normal", 1000)
+    y = unit * np.round(100 * y / unit)
+    fit = JointDistribution(**MEDIAN | {"support": "discrete", "sample_size": 200, "tol": 0.1})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit.plan(x, y)
+    messages = [str(one.message) for one in caught if "no sampled row" in str(one.message)]
+    assert len(messages) == warns
+    assert all("values of 'y0'" in text for text in messages)
+    assert all("by support='discrete' laws" in text for text in messages)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def _one_sentence() -> Iterator[None]:
     """Map errors to one sentence on stderr and an exit code, warnings to a line each."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        text = wording(str(message), command=True)
+        text = getattr(message, "for_command", str(message))
         click.echo(f"warning: {printable(without_secrets(text))}", err=True)
 
     try:

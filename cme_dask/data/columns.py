@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError, StoreError, printable, remedy
+from cme_dask.errors import DataError, NonFiniteValues, StoreError, printable, remedy
 
 Array = Any
 
@@ -286,7 +286,8 @@ def check_finite(
         return
     counts = bad.sum(axis=0)
     firsts = first_row + bad.argmax(axis=0)
-    raise nonfinite_error(dict(zip(names, zip(counts, firsts, strict=True), strict=True)))
+    each = dict(zip(names, zip(counts, firsts, strict=True), strict=True))
+    raise nonfinite_error(each, missing=not missing and bool(np.isnan(values).any()))
 
 
 def check_points(
@@ -325,18 +326,22 @@ def check_points(
     check_finite(rows, columns.names, first_row, missing=missing)
 
 
-def nonfinite_error(counts: dict[str, tuple[int, int]]) -> DataError:
-    """One sentence on non-finite values: ``{column: (count, first row)}``."""
+def nonfinite_error(counts: dict[str, tuple[int, int]], *, missing: bool) -> NonFiniteValues:
+    """One sentence on non-finite values: ``{column: (count, first row)}``.
+
+    With ``missing`` some of them are NaN.
+    """
     parts = [
         f"column {name!r} has {int(count):,} (first at row {int(row)})"
         for name, (count, row) in counts.items()
         if count
     ]
-    return DataError(
-        f"values must be finite, but {'; '.join(parts)} NaN or infinite: drop or fill these rows "
-        "(.dropna() of a DataFrame), or fit with "
-        + remedy("missing='drop' or 'impute'", "--missing drop or --missing impute")
+    what = (
+        "NaN or infinite: drop or fill these rows (.dropna() of a DataFrame leaves out NaN)"
+        if missing
+        else "infinite: drop these rows, or give finite values"
     )
+    return NonFiniteValues(f"values must be finite, but {'; '.join(parts)} {what}", missing)
 
 
 def negative_error(count: int, first_row: int) -> DataError:

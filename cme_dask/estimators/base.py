@@ -10,8 +10,8 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -26,7 +26,7 @@ from cme_dask.config import MAX_RANK, MISSING
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.display import brief_repr
-from cme_dask.errors import DataError, NotFittedError
+from cme_dask.errors import DataError, NonFiniteValues, NotFittedError, remedy
 from cme_dask.estimators.context import (
     SHORT_RANK,
     FitContext,
@@ -371,6 +371,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         with (
             options.opened(type(self).__name__, {**parameters, **functions}, sample) as executor,
             self._reported(options.progress, executor, sample) as progress,
+            self._advice_on_missing(),
         ):
             context = self._context(sample, functions, executor, progress)
             if context.imputed:
@@ -395,7 +396,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         if getattr(self, "missing", "error") == "drop":
             sample = sample.drop_missing()
         executor = options.executor()
-        with self._reported(options.progress, executor, sample, plans=True) as progress:
+        with (
+            self._reported(options.progress, executor, sample, plans=True) as progress,
+            self._advice_on_missing(),
+        ):
             return self._planned(self._context(sample, functions, executor, progress))
 
     def _planned(
@@ -437,6 +441,21 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep what queries need to know of the rows that a first fit was given."""
+
+    @contextmanager
+    def _advice_on_missing(self) -> Iterator[None]:
+        """Errors of missing values name what leaves them out: a parameter, or a sample."""
+        try:
+            yield
+        except NonFiniteValues as error:
+            if not error.missing:
+                raise
+            if hasattr(self, "missing"):
+                values = "missing='drop' or 'impute'", "--missing drop or --missing impute"
+                advice = f"fit with {remedy(*values)}"
+            else:
+                advice = remedy("fit open_sample(...).drop_missing()", "ingest with --missing drop")
+            raise NonFiniteValues(f"{error}, or {advice}", missing=True) from error
 
     def _reported(
         self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone, is_classifier
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.utils import get_tags
 from sklearn.utils.validation import has_fit_parameter
 
 from cme_dask.data.columns import Columns
 from cme_dask.data.store import brief
-from cme_dask.errors import DataError, remedy
+from cme_dask.errors import DataError, warn
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
 from cme_dask.learning.trees import tree_mean
-from cme_dask.numerics.folds import RowSample, relative_weights
+from cme_dask.numerics.folds import RowSample, relative_weights, sklearn_seed
 from cme_dask.numerics.given_location import (
     ColumnMean,
     ColumnResiduals,
@@ -30,6 +31,8 @@ from cme_dask.passes.progress import StepBegan
 
 Array = Any
 
+_METHODS = "fit", "predict", "get_params", "set_params"
+_OTHERS = "classifier", "clusterer", "outlier_detector", "density_estimator"
 _KINDS = (
     "a scikit-learn regressor that is not fitted yet, or the name of a column of x that holds "
     "predictions of y (of several columns of y a list of names)"
@@ -42,15 +45,25 @@ def check_location(name: str, value: Any) -> None:
         return
     if isinstance(value, type):
         raise DataError(f"{name} must be {_KINDS}, got the class {value.__name__}: give an object")
-    missing = [method for method in ("fit", "predict", "get_params") if not hasattr(value, method)]
+    missing = [method for method in _METHODS if not hasattr(value, method)]
     if missing:
         lacks = ", ".join(missing)
         raise DataError(f"{name} must be {_KINDS}, got {brief(repr(value))}, which lacks {lacks}")
-    if is_classifier(value):
+    tags = _tags(value)
+    if tags is not None and tags.estimator_type in _OTHERS:
+        kind = tags.estimator_type.replace("_", " ")
         raise DataError(
-            f"{name} must be {_KINDS}, got the classifier {type(value).__name__}: residuals are "
-            "those of numbers"
+            f"{name} must be {_KINDS}, got the {kind} {type(value).__name__}: residuals are "
+            "those of predicted numbers"
         )
+
+
+def _tags(value: Any) -> Any:
+    """Scikit-learn's tags of an object; None for one of another package that has none."""
+    try:
+        return get_tags(value)
+    except AttributeError:
+        return None
 
 
 def _are_names(value: Any) -> bool:
@@ -79,7 +92,8 @@ def given_location(value: Any, context: FitContext, *, covariate: bool) -> Given
     value
         Names of columns of x, or a regressor, as :func:`check_location` admits them.
     context
-        The rows; a regressor is fitted to the row sample, once and without each fold.
+        The rows, of two folds or more; a regressor is fitted to the row sample, once and without
+        each fold.
     covariate
         Whether laws of residuals may be given a regressor's predictions beside x; columns of x are
         there anyway.
@@ -87,8 +101,8 @@ def given_location(value: Any, context: FitContext, *, covariate: bool) -> Given
     Raises
     ------
     DataError
-        On unknown columns or labels, another number of columns than y has, a regressor that fails,
-        or row samples of fewer than two folds.
+        On unknown columns or labels, another number of columns than y has, or a regressor that
+        fails.
     """
     x, y = context.sample.columns
     if location_kind(value) == "column":
@@ -127,13 +141,15 @@ def _cross_fitted(value: Any, context: FitContext, covariate: bool) -> Regressor
     rows = context.rows
     d, q = (len(columns.names) for columns in context.sample.columns)
     folds = rows.folds(context.sample.folding, context.n_folds)
-    used = np.unique(folds[rows.weights > 0.0])
-    if len(used) < 2:
-        raise DataError(
-            "locations are cross-fitted, and fewer than two folds have rows of positive weight: "
-            f"give more rows or {remedy('n_folds', '--folds')}"
-        )
+    used = rows.used_folds(context.sample.folding, context.n_folds)
     template, name = _template(value, q, context.seed), type(value).__name__
+    differ = relative_weights(rows.importance[rows.weights > 0.0]) is not None
+    if differ and _weight_parameter(template) is None:
+        warn(
+            f"the location {name} takes no sample_weight: it is fitted to rows of equal weight, "
+            "the laws around it are those of weighted rows",
+            UserWarning,
+        )
 
     def fitted(selected: Array) -> RegressorMean | TreeMean:
         regressor = _fit(template, rows, selected, name)
@@ -168,12 +184,14 @@ def _template(value: Any, q: int, seed: int) -> Any:
     """A clone that predicts all columns of y, with the seed of the fit where it has none."""
     result = clone(value)
     open_ = {
-        key: seed
+        key: sklearn_seed(seed)
         for key, given in result.get_params(deep=True).items()
         if key.rpartition("__")[2] == "random_state" and given is None
     }
     result.set_params(**open_)
-    if q > 1 and not get_tags(result).target_tags.multi_output:
+    # MultiOutputRegressor refuses what has no tags, which may predict several columns itself.
+    tags = _tags(result)
+    if q > 1 and tags is not None and not tags.target_tags.multi_output:
         return MultiOutputRegressor(result)
     return result
 
@@ -199,12 +217,22 @@ def _fit(template: Any, rows: RowSample, selected: Array, name: str) -> Any:
 def _weight_parameter(regressor: Any) -> str | None:
     """The parameter of ``fit`` that takes weights; None if there is none.
 
-    Pipelines pass it on to their last step, and regressors of several columns to each of theirs.
+    Pipelines pass it on to their last step, searches and transformed targets to their regressor,
+    and regressors of several columns to each of theirs.
     """
+    from sklearn.compose import TransformedTargetRegressor  # slow to import
+    from sklearn.linear_model import LinearRegression
+
     steps = getattr(regressor, "steps", None)
     if steps:
         inner = _weight_parameter(steps[-1][1])
         return None if inner is None else f"{steps[-1][0]}__{inner}"
+    if isinstance(regressor, (GridSearchCV, RandomizedSearchCV)):
+        return _weight_parameter(regressor.estimator)
+    if isinstance(regressor, TransformedTargetRegressor):
+        inner = regressor.regressor
+        return _weight_parameter(LinearRegression() if inner is None else inner)
+    # These pass on no other name, and fail where theirs do not take it.
     if isinstance(regressor, MultiOutputRegressor):
         regressor = regressor.estimator
     return "sample_weight" if has_fit_parameter(regressor, "sample_weight") else None

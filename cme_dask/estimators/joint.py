@@ -156,10 +156,12 @@ class JointDistribution(JointFit):
         Which values y takes, for laws that are moved to a location; other laws have their mass on
         rows of y anyway. ``"auto"``, the default, recognises discrete columns, values that hold a
         share of the rows themselves (such as 0 of rain), and bounds, by the rules of
-        docs/conditional.md and where that lowers the held-out CRPS. ``"discrete"``: the values of
-        the rows; ``"bounded"``: between the least and the largest one; ``"continuous"``: any
-        numbers. Or bounds, a tuple with None where there is none; or all values, shape (k,); or a
-        dict of these by column of y. ``model_.about["support"]`` holds what the model knows.
+        docs/conditional.md and where that lowers the held-out CRPS. ``"discrete"``: the values that
+        the sampled and the retained rows hold; ``"bounded"``: between the least and the largest one
+        of all rows; ``"continuous"``: any numbers. Or bounds, a tuple with None where there is
+        none; or all values, shape (k,), others among the sampled and the retained rows being an
+        error; or a dict of these by column of y. ``model_.about["support"]`` holds what the model
+        knows.
     calibration : {"auto", True, False}
         Calibrate the conditional laws of numeric columns of y by the levels at which held-out rows
         lie under laws of refits without their fold (probability integral transforms), see

@@ -62,7 +62,7 @@ from cme_dask.numerics.calibration import (
     learn_calibration,
 )
 from cme_dask.numerics.cells import CellReduction
-from cme_dask.numerics.folds import RowSample
+from cme_dask.numerics.folds import Folding, RowSample
 from cme_dask.numerics.moments import (
     FeatureBlock,
     Function,
@@ -242,7 +242,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
         """A choice of the user, ``auto`` or True, that only some fits can take: else False."""
         given = name == "residual" and self.location is not None
         columns, rows = context.sample.columns[1], context.rows.parts[1]
-        constraint, folds = context.solver.constraint, context.n_folds
+        constraint = context.solver.constraint
+        folding, folds = context.sample.folding, context.n_folds
         if name == "residual":
             labels = ", ".join(map(repr, columns.categories))
             needed, unusable = f"numeric columns of y, got labels in {labels}", bool(labels)
@@ -253,6 +254,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             f"{remedy('n_folds', '--folds')} of at least 2, got {folds}": folds < 2,
             "laws, got support_size=0": self.support_size == 0,
             needed: unusable,
+            _two_folds(folding): len(context.rows.used_folds(folding, folds)) < 2,
         }
         if given:
             obstacles[f"{remedy('residual', '--residual')} 'auto' or True, got False"] = not choice
@@ -597,6 +599,14 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
 
 
 # Laws of refits without each fold, and the calibration of the laws that is learned from them
+
+
+def _two_folds(folding: Folding) -> str:
+    """What a choice needs that is refused where all rows lie in one fold."""
+    cause = ""
+    if folding.by != "rows":
+        cause = f", as {remedy('fold_by', '--fold-by')} {str(folding)!r} puts them together"
+    return f"rows of positive weight in at least two folds, and all are in one{cause}"
 
 
 def with_calibration(context: FitContext, result: FitResult) -> FitResult:

@@ -14,7 +14,6 @@ import numpy as np
 
 from cme_dask.config import HELD_ROWS
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, remedy
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
@@ -249,11 +248,6 @@ def _given_fit(
 
     of_residuals = _plain_fit(fit, replace(second, run_pass=together))
     context, result = with_values(context, results[0])
-    if len(result.measured.moments.held_out_folds) < 2:
-        raise DataError(
-            "a location is judged on held-out folds, and fewer than two have rows of positive "
-            f"weight: give more rows or {remedy('n_folds', '--folds')}"
-        )
     _report(context, DECISION)
     located, gain, values = _decided(context, result, second, of_residuals, residuals)
     metadata = {

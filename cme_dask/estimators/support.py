@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
-from cme_dask.errors import DataError, remedy
+from cme_dask.errors import DataError, option, remedy, warn
 from cme_dask.estimators.context import FitContext
 from cme_dask.learning.losses import Gain, HeldLaws, paired_gain
 from cme_dask.metrics import crps
@@ -20,8 +20,10 @@ from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.values import (
     CONTINUOUS,
     DISCRETE,
+    LABELS,
     MOST_VALUES,
     SEMI_DISCRETE,
+    UNSEEN,
     WHOLE,
     ColumnValues,
     MovedAtoms,
@@ -32,6 +34,7 @@ from cme_dask.numerics.values import (
     ranges_without,
     recognised_values,
     shares_below,
+    unseen_share,
 )
 
 Array = Any
@@ -58,6 +61,12 @@ def column_values(support: Any, context: FitContext) -> tuple[ColumnValues, ...]
     ------
     DataError
         On unknown columns, labels, or rows that hold other values.
+
+    Warns
+    -----
+    UserWarning
+        If a column is said to be discrete, and more than 1 % of new rows hold values that no
+        sampled row holds.
     """
     columns, rows = context.sample.columns[1], context.rows
     name = remedy("support=", "--support")
@@ -72,10 +81,13 @@ def column_values(support: Any, context: FitContext) -> tuple[ColumnValues, ...]
     result = []
     for column, one, values in zip(columns.names, given, rows.parts[1].T, strict=True):
         if column in columns.categories:
-            result.append(ColumnValues(bounds="none"))
+            result.append(ColumnValues(LABELS))
             continue
         known = _known(parse_support(name, one), values, rows.weights)
-        _check(known, values[rows.weights > 0.0], column)
+        seen = values[rows.weights > 0.0]
+        _check(known, seen, column)
+        if isinstance(one, str) and one == DISCRETE:
+            _warn_of_unseen(seen, column)
         result.append(known)
     return tuple(result)
 
@@ -108,6 +120,21 @@ def _check(known: ColumnValues, values: Array, name: str) -> None:
         raise DataError(
             f"{remedy('support=', '--support')} leaves out values of {name!r} that rows hold, such "
             f"as {examples}: name all that it takes, or leave support to be recognised"
+        )
+
+
+def _warn_of_unseen(values: Array, name: str) -> None:
+    distinct, counts = np.unique(values, return_counts=True)
+    share = unseen_share(counts)
+    # Of whole numbers in a range that is short enough, those that no row holds are values, too.
+    whole = (np.floor(distinct) == distinct).all() and np.ptp(distinct) < MOST_VALUES
+    if share > UNSEEN and not whole:
+        discrete = remedy("support='discrete'", "--support discrete")
+        warn(
+            f"about {share:.0%} of new rows hold values of {name!r} that no sampled row holds, and "
+            f"by {discrete} laws do not take most of them: give a list of all values or more rows "
+            f"({option('sample_size')}), or leave support to be recognised",
+            UserWarning,
         )
 
 

@@ -10,7 +10,7 @@ from cme_dask.constraints import LANDMARKS, Coupling
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.numerics.crossval import held_out_losses
-from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
+from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows, sklearn_seed
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.partition import PartitionBasis, pivot_landmarks
 from cme_dask.numerics.problem import JointSolver, Regularization
@@ -24,7 +24,6 @@ CANDIDATES = (8, 16, 32, 64, 128, 256)
 
 _ITERATIONS = 10  # of Lloyd: more of them take seconds and gain little
 _CLUSTERED = 1 << 15  # rows that k-means sees: a thousand clusters of them take a second
-_SEEDS = 1 << 32  # of NumPy's older generator, which k-means takes
 
 _FOLDS = 5
 _TOL = 1e-4  # of the solutions that are compared: their losses differ by far more
@@ -93,7 +92,7 @@ def _centres(
     middle, scale = mass @ distinct, deviations(distinct, mass)
     from sklearn.cluster import KMeans  # which takes longer to import than most fits need
 
-    means = KMeans(count, n_init=1, max_iter=_ITERATIONS, random_state=seed % _SEEDS)
+    means = KMeans(count, n_init=1, max_iter=_ITERATIONS, random_state=sklearn_seed(seed))
     # Several threads of k-means add up in the order in which they end: last bits would change.
     with one_blas_thread():
         means.fit((distinct - middle) / scale, sample_weight=mass)

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from cme_dask.kernels.evaluator import beside
 from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsHere, recalled
-from cme_dask.numerics.folds import relative_weights
+from cme_dask.numerics.folds import relative_weights, sklearn_seed
 from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.scoring import column_deviations, law_error, law_errors, mean_and_error
 from cme_dask.numerics.trees import Tree, TreeMean
@@ -272,7 +272,7 @@ class _Boosting:
                 min_samples_leaf=_LEAF,
                 early_stopping=False,
                 warm_start=True,
-                random_state=rows.seed,
+                random_state=sklearn_seed(rows.seed),
             ).fit(x, column, weights)
             for column in self._left(x, y)
         ]
@@ -330,7 +330,7 @@ class _Shallow(_Boosting):
 
         # Of equally good splits the seed takes one: without it, the next fit has another law.
         tree = DecisionTreeRegressor(
-            max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=seed
+            max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=sklearn_seed(seed)
         )
         return _in_units(tree, x, y, weights, covariate=False)
 
@@ -347,7 +347,8 @@ class _Forest:
 
         x, y, weights = rows.only(selected)
         leaf, trees = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
-        forest = ExtraTreesRegressor(trees, min_samples_leaf=leaf, random_state=rows.seed)
+        seed = sklearn_seed(rows.seed)
+        forest = ExtraTreesRegressor(trees, min_samples_leaf=leaf, random_state=seed)
         self._mean = _in_units(forest, x, y, weights, covariate=rows.covariate)
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:

@@ -603,7 +603,7 @@ def _column_values(about: dict[str, Any]) -> str:
     values, kind = about.get("values", []), about["kind"]
     if kind == "discrete":
         kind = f"{about['count']} values"
-    text = " ".join([kind, *ends] if ends or kind != "continuous" else [])
+    text = " ".join([kind, *ends] if ends or kind not in ("continuous", "labels") else [])
     if about["kind"] != "semi-discrete":
         return text
     shares = list(zip(values, about.get("shares", []), strict=True))

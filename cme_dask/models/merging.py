@@ -207,10 +207,12 @@ def _check_adds(model: JointModel) -> None:
             )
         )
     if model.residual is not None:
+        given = model.about.get("residual", {}).get("decided") == "given"
+        without = "without location=" if given else "with residual=False"
         raise DataError(
             "this model has a location model, which depends on all rows, so that "
-            "residuals of different parts don't add up: fit with "
-            + remedy("residual=False", "--growing")
+            "residuals of different parts don't add up: fit "
+            + remedy(without, "with --growing" + (" and without --location" if given else ""))
         )
 
 

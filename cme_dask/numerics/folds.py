@@ -82,6 +82,11 @@ def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
     return first, which.ravel()
 
 
+def sklearn_seed(seed: int) -> int:
+    """A seed for scikit-learn, whose generator takes none of 2**32 or more."""
+    return seed % (1 << 32)
+
+
 def uniform(salt: int, numbers: Array) -> Array:
     """Hash of each integer as a number strictly between 0 and 1, float64 of shape (n,)."""
     hashes = number_hash(salt, numbers.astype(np.uint64))
@@ -197,8 +202,8 @@ def check_groups(numbers: Array, name: str = "group") -> None:
     """DataError if numbers of groups, read as float64, may be those of several groups."""
     if (np.abs(numbers) >= EXACT).any():
         raise DataError(
-            f"{name} must hold integers below 2**53, or labels: larger ones can't be told from "
-            "their neighbours; number them anew, or give the numbers as text"
+            f"{name} must hold integers below 2**53: larger ones can't be told from their "
+            "neighbours; number them anew, or give an array in memory (no Dask array) of texts"
         )
 
 
@@ -383,6 +388,10 @@ class RowSample:
     def folds(self, folding: Folding, n_folds: int) -> Array:
         """Fold number of each row, as passes over all rows find it, shape (k,)."""
         return folding.folds(self.index, self.units, n_folds)
+
+    def used_folds(self, folding: Folding, n_folds: int) -> Array:
+        """Numbers of the folds that have rows of positive weight."""
+        return np.unique(self.folds(folding, n_folds)[self.weights > 0.0])
 
 
 def relative_weights(weights: Array) -> Array | None:

@@ -29,6 +29,8 @@ class Counts:
         By source: x, y, weights, groups and times.
     negative_count, negative_first
         Of the weights.
+    missing
+        Whether some of them are NaN.
     """
 
     column_count: Array
@@ -37,6 +39,7 @@ class Counts:
     source_first: Array
     negative_count: int
     negative_first: int
+    missing: bool
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class BadValueCounts(Reduction[Counts, Counts]):
             first(np.column_stack([mask.any(axis=1) for mask in masks])),
             int(negative.sum()),
             int(first(negative[:, None])[0]),
+            any(bool(np.isnan(values).any()) for values in strip.columns()),
         )
 
     def combine(self, a: Counts, b: Counts) -> Counts:
@@ -77,6 +81,7 @@ class BadValueCounts(Reduction[Counts, Counts]):
             np.where(a.source_count > 0, a.source_first, b.source_first),
             a.negative_count + b.negative_count,
             a.negative_first if a.negative_count else b.negative_first,
+            a.missing or b.missing,
         )
 
 

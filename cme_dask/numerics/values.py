@@ -14,16 +14,20 @@ from cme_dask.numerics.cells import CellStatistics, ValueRange
 
 Array = Any
 
-CONTINUOUS, DISCRETE, SEMI_DISCRETE, WHOLE = (
+CONTINUOUS, DISCRETE, SEMI_DISCRETE, WHOLE, LABELS = (
     "continuous",
     "discrete",
     "semi-discrete",
     "whole numbers",
+    "labels",
 )
 """Kinds of columns, as models name them."""
 
 MOST_VALUES = 1000
 """Values of a column that is recognised as discrete, at most."""
+
+UNSEEN = 0.01
+"""Share of new rows with a new value of a column that is recognised as discrete, at most."""
 
 SLACK = 1e-12
 """Relative error that is tolerated in sums of masses: they are exact to rounding only."""
@@ -35,7 +39,6 @@ _FORMS = (
     f"one of {', '.join(SUPPORTS)}, a tuple (low, high), an array of all values, or a dict of "
     "these by column of y"
 )
-_UNSEEN = 0.01  # of the rows hold a value of a discrete column that no other row holds, at most
 _ATOM_SHARE = 0.01  # of the rows hold an atom, at least
 _ATOM_TIMES = 10  # times as many rows as a value that not all rows differ in holds an atom
 _FEWEST = 10  # rows
@@ -98,6 +101,7 @@ class ColumnValues:
     kind
         ``continuous``: any numbers. ``discrete``: those of a list. ``semi-discrete``: any numbers,
         some of which hold a share of the rows themselves. ``whole numbers``: too many for a list.
+        ``labels``: no numbers.
     values
         The list, or these atoms, ascending, shape (k,).
     low, high
@@ -115,13 +119,20 @@ class ColumnValues:
     bounds: str = "learned"
 
 
+def unseen_share(counts: Array) -> float:
+    """Share of new rows with a value that no row holds, from how many rows hold each (Good 1953).
+
+    It is the share of the rows whose value no other row holds.
+    """
+    return float((counts == 1).sum() / counts.sum())
+
+
 def recognised_values(column: Array, weights: Array) -> ColumnValues:
     """The kind of a column, from rows of it.
 
-    It is discrete if it has at most 1,000 values, and at most 1 % of the rows hold a value that no
-    other row holds: the share of new rows with a new value (Good 1953). Other columns are
-    semi-discrete if a value holds at least 1 % of the rows and ten times as many as the median of
-    the values does, so that readings that are rounded are no atoms.
+    It is discrete if it has at most 1,000 values, and :func:`unseen_share` of them is at most 1 %.
+    Other columns are semi-discrete if a value holds at least 1 % of the rows and ten times as many
+    as the median of the values does, so that readings that are rounded are no atoms.
 
     Parameters
     ----------
@@ -135,7 +146,7 @@ def recognised_values(column: Array, weights: Array) -> ColumnValues:
     n = len(where)
     if n < _FEWEST:
         return ColumnValues()
-    if len(values) <= MOST_VALUES and (counts == 1).sum() <= _UNSEEN * n:
+    if len(values) <= MOST_VALUES and unseen_share(counts) <= UNSEEN:
         return ColumnValues(DISCRETE, values)
     if (np.floor(values) == values).all():
         return ColumnValues(WHOLE)

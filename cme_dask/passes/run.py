@@ -576,6 +576,6 @@ def count_bad_values(sample: Sample, executor: Executor) -> None:
     names += sample.units
     if counts.column_count.any():
         pairs = zip(counts.column_count, counts.column_first, strict=True)
-        raise nonfinite_error(dict(zip(names, pairs, strict=True)))
+        raise nonfinite_error(dict(zip(names, pairs, strict=True)), missing=counts.missing)
     if counts.negative_count:
         raise negative_error(counts.negative_count, counts.negative_first)

@@ -233,7 +233,7 @@ def unit_values(name: str, values: Any) -> Any:
     kind = getattr(getattr(values, "dtype", None), "kind", None)
     if is_dask_frame(values):
         values = dask_series_values(values)
-    elif hasattr(values, "dims") and hasattr(values, "coords"):
+    elif _is_data_array(values):
         values = values.data
     elif hasattr(values, "to_numpy") and not hasattr(values, "dask"):
         # Timestamps with a zone are no type of NumPy: this brings them to UTC.
@@ -581,7 +581,14 @@ def _single(table: Any, value: Any) -> Any:
 
 
 def _is_table(value: Any) -> bool:
-    return any(hasattr(value, name) for name in ("columns", "column_names", "data_vars"))
+    names = "columns", "column_names", "data_vars"
+    return not _is_data_array(value) and any(hasattr(value, name) for name in names)
+
+
+def _is_data_array(value: Any) -> bool:
+    """Whether it is an xarray DataArray, whose coordinates are attributes: one may be columns."""
+    named = hasattr(value, "dims") and hasattr(value, "coords")
+    return named and not hasattr(value, "data_vars")
 
 
 def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
@@ -652,20 +659,20 @@ def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
     if is_arrow(value):
         return arrow_values(name, value)
     labels: list[str] | None = None
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
-        # Beside other numbers truth values would make a table of objects.
-        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
-        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
-            return frame_values(name, value)
-        labels = [str(label) for label in value.columns]
-        value = value.to_numpy()
-    elif hasattr(value, "dims") and hasattr(value, "coords"):  # xarray DataArray
+    if _is_data_array(value):
         labels = _xarray_labels(value)
         if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
             return array_values(name, value, labels)
         if value.chunks is None and "chunks" in value.encoding:  # chunked on disk: lazily
             value = value.chunk()
         value = value.data
+    elif hasattr(value, "columns") and hasattr(value, "to_numpy"):  # pandas DataFrame
+        # Beside other numbers truth values would make a table of objects.
+        truths = sum(dtype.kind == "b" for dtype in value.dtypes)
+        if not all(map(is_number, value.dtypes)) or 0 < truths < len(value.dtypes):
+            return frame_values(name, value)
+        labels = [str(label) for label in value.columns]
+        value = value.to_numpy()
     elif hasattr(value, "to_numpy") and not hasattr(value, "dask"):  # pandas Series
         if hasattr(value, "to_frame") and not is_number(value.dtype):
             return series_values(name, value)
