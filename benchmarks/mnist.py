@@ -81,11 +81,14 @@ def run_mnist(
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
     begin, cells = time.time(), []
+    parts: list[Path] = []  # files of scenarios that have ended, or been interrupted
     x, y, points, truth = images(options.data)
     for name in options.scenarios:
         for rows in options.rows if name == "length scales" else (len(x),):
             aside = None if out is None else out / f"{name.replace(' ', '-')}-{rows}"
             ended = None if aside is None else aside.with_suffix(".json")
+            if aside is not None:
+                parts += [aside.with_suffix(end) for end in (".json", ".checkpoint", ".clock")]
             if ended is not None and ended.exists():
                 cells.append(json.loads(ended.read_text()))
                 continue
@@ -108,8 +111,8 @@ def run_mnist(
     }
     if out is not None:
         write_result(result, out, OUTPUTS, mnist_picture, progress)
-        for each in out.glob("*-*.*"):  # of the parts that have ended
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for part in parts:
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
     return result
 
 
