@@ -202,6 +202,12 @@ class Judge:
 
     data: Path
 
+    @property
+    def files(self) -> list[Path]:
+        """The tables that there are, of which it reads some."""
+        paths = [self.data / name for name in _FILES.values()]
+        return [path for path in paths if path.exists()]
+
     def __call__(self, name: str, n: int, fold: int) -> Result:
         """Figures of a data set and method, ``data_set/method``, and what it took."""
         data_set, method = name.split("/")

@@ -59,6 +59,11 @@ class _Judge:
 
     data: Path | None
 
+    @property
+    def files(self) -> list[Path]:
+        """The tables that it reads."""
+        return [] if self.data is None else _files(self.data)
+
     def __call__(self, name: str, n: int, seed: int) -> dict[str, Result]:
         rng = np.random.default_rng([seed, n])
         if name == AIR:
@@ -108,11 +113,16 @@ def _errors(
     return result
 
 
+def _files(data: Path) -> list[Path]:
+    """The tables of the stations."""
+    return sorted(data.glob("PRSA_Data_*.csv.gz"))
+
+
 @lru_cache(maxsize=1)
 def _tables(data: Path) -> tuple[Array, Array]:
     """Rows (x, y) of the eight stations and of the four, standardised by those of the eight."""
     parts: list[list[Array]] = [[], []]
-    for path in sorted(data.glob("PRSA_Data_*.csv.gz")):
+    for path in _files(data):
         with gzip.open(path) as file:
             options = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
             table = csv.read_csv(file, convert_options=options).to_pandas()
