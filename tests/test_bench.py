@@ -25,13 +25,14 @@ from benchmarks.fits import (
     bare_flops,
     bare_pass,
     open_counted,
+    regression_rows,
     share_of,
     uniform_rows,
     write_uniform,
 )
 from benchmarks.machine import limit_seconds
 from benchmarks.measure import Measurement, Ratio, Size, Term, Together, run_fresh
-from benchmarks.peers import accelerated_cholesky, random_cholesky, reject
+from benchmarks.peers import ConditionalMean, accelerated_cholesky, random_cholesky, reject
 from benchmarks.worker import JOBS, describe_job, make_job, measured
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import DataError, ResourceError
@@ -167,6 +168,15 @@ def test_rejection_accepts_what_is_left_in_full():
     assert accepted.tolist() == [0, 2]  # of equal rows the second has nothing left
     np.testing.assert_allclose(root, np.eye(2), atol=1e-12)
     assert len(reject(gram, 1, np.random.default_rng(0))[0]) == 1
+
+
+@pytest.mark.parametrize("method", ["ours", "nystroem"])
+def test_ridges_of_equal_kernel_and_rank_are_the_dense_one(method):
+    """Where the functions span nearly all of the kernel at the rows."""
+    (x, y, _), (at, _, _) = regression_rows(300, 2, 0), regression_rows(100, 2, 1)
+    dense = np.linalg.solve(KERNEL(x, x) + 300 * 1e-2 * np.eye(300), y[:, 0])
+    mean = ConditionalMean(method, 300, 2, 0.5, 250, 1e-2, 1)._fit(x, y, 250)
+    np.testing.assert_allclose(mean(at), KERNEL(at, x) @ dense, rtol=0, atol=1e-3)
 
 
 def test_jobs_go_through_json():
