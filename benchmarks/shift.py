@@ -52,6 +52,20 @@ class ShiftOptions(StudyOptions):
     data: Path | None = None
     known = SCENARIOS
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if AIR not in self.scenarios:
+            return
+        if self.data is None and set(self.scenarios) == {AIR}:
+            raise DataError(f"the scenario {AIR} needs the folder of its tables: give it by --data")
+        if self.data is not None:
+            asked = {_station(path) in _ASKED for path in _files(self.data)}
+            if asked != {False, True}:
+                raise DataError(
+                    f"{self.data} lacks files PRSA_Data_STATION_*.csv.gz of stations in the city "
+                    f"or outside it ({', '.join(_ASKED)}): give their folder by --data"
+                )
+
 
 @dataclass(frozen=True)
 class _Judge:
@@ -115,7 +129,12 @@ def _errors(
 
 def _files(data: Path) -> list[Path]:
     """The tables of the stations."""
-    return sorted(data.glob("PRSA_Data_*.csv.gz"))
+    return sorted(data.glob("PRSA_Data_*_*.csv.gz"))
+
+
+def _station(path: Path) -> str:
+    """The name of the station, by that of its table."""
+    return path.name.split("_")[2]
 
 
 @lru_cache(maxsize=1)
@@ -130,8 +149,7 @@ def _tables(data: Path) -> tuple[Array, Array]:
         numbers = table[[*_AIR, "PM2.5"]].to_numpy(dtype=np.float64, copy=True)
         numbers[:, -1] = np.log(np.maximum(numbers[:, -1], 1.0))
         rows = np.column_stack([numbers[:, :-1], np.sin(angle), np.cos(angle), numbers[:, -1]])
-        station = path.name.split("_")[2]
-        parts[station in _ASKED].append(rows[np.isfinite(rows).all(axis=1)])
+        parts[_station(path) in _ASKED].append(rows[np.isfinite(rows).all(axis=1)])
     eight, four = (np.concatenate(part) for part in parts)
     mean, std = eight.mean(axis=0), eight.std(axis=0)
     return (eight - mean) / std, (four - mean) / std

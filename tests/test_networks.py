@@ -440,6 +440,16 @@ def test_the_study_of_mnist_removes_its_own_parts_alone(tmp_path, monkeypatch):
     assert left == {*mine, "mnist.json", "mnist.png"}
 
 
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off", "other names"])
+def test_the_study_of_mnist_refuses_a_damaged_file(tmp_path, content):
+    if isinstance(content, bytes):
+        (tmp_path / "mnist.npz").write_bytes(content)
+    else:
+        np.savez(tmp_path / "mnist.npz", images=np.ones(3))
+    with pytest.raises(DataError, match=r"mnist\.npz is damaged or no file of images"):
+        run_mnist(MnistOptions(tmp_path), None, overwrite=False, progress=ProgressLines(False))
+
+
 @pytest.mark.parametrize("constant", [0.1, 1.0, 20240101.0])
 def test_constant_columns_do_not_drown_the_others(constant):
     data = rows(300)
