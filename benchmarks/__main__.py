@@ -216,8 +216,9 @@ def bench(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]  Of "
-    "multiclass: folder of the six tables. Of mnist: folder of mnist.npz. Of regression: folder of "
-    "the folders of five tables.",
+    "multiclass: folder of the six tables; iris.csv and wine.csv are always needed, for the "
+    "picture.  Of mnist: folder of mnist.npz.  Of regression: folder of the folders of five "
+    "tables.",
 )
 @overwrite_option
 @json_option
