@@ -270,7 +270,8 @@ def study(
     from benchmarks.study import Study
 
     if transitions is not None:
-        if subject != "pendulum" or scenarios or seeds or workers or out or len(sizes) > 1:
+        others = scenarios, seeds, splits, methods, workers, out, data
+        if subject != "pendulum" or any(others) or len(sizes) > 1:
             raise DataError("--transitions is for pendulum, with one --rows and --overwrite alone")
         (rows,) = sizes or (100_000,)
         written = pendulum.write_transitions(transitions, rows, overwrite=overwrite)

@@ -492,6 +492,10 @@ def test_fmca_is_held_to_the_same_error():
         (("--case", "pass", "--rows", 5000, "--ranks", 600), "a tenth of the 5,000 rows"),
         (("--case", "fmca", "--tols", "2"), "tols must lie between 0 and 1"),
         (("--case", "nonsense"), "'nonsense' is not one of"),
+        (("--case", "machine", "--rows", 5000), "no chosen case takes --rows"),
+        (("--case", "fmca", "--ranks", 7), "no chosen case takes --ranks"),
+        (("--case", "pass", "--case", "machine", "--tols", 1e-3), "no chosen case takes --tols"),
+        (("--case", "machine", "--dir", "."), "no chosen case takes --dir"),
         (("--ranks", "a,b"), "no count"),
     ],
 )

@@ -628,6 +628,9 @@ def test_what_the_study_of_regression_refuses(data):
         (["regression", "--rows", "100"], "takes its tables as they are"),
         (["laws", "--methods", "joint"], "--methods is for"),
         (["truth", "--splits", "2"], "--splits is for"),
+        (["pendulum", "--transitions", "t", "--methods", "joint"], "--transitions is for pendulum"),
+        (["pendulum", "--transitions", "t", "--splits", "2"], "--transitions is for pendulum"),
+        (["pendulum", "--transitions", "t", "--data", "."], "--transitions is for pendulum"),
     ):
         done = CliRunner().invoke(beside, ["study", *words])
         assert done.exit_code == 2
