@@ -33,6 +33,8 @@ from benchmarks.fits import (
 from benchmarks.machine import limit_seconds
 from benchmarks.measure import Measurement, Ratio, Size, Term, Together, run_fresh
 from benchmarks.peers import ConditionalMean, accelerated_cholesky, random_cholesky, reject
+from benchmarks.programs import CLOSED
+from benchmarks.sparse import CLARABEL, OURS
 from benchmarks.worker import JOBS, describe_job, make_job, measured
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import DataError, ResourceError
@@ -281,6 +283,26 @@ SMALL = {
 
 
 LONG = ("tuning", "queries", "multiclass")  # of default fits
+
+
+def test_pictures_tell_rivals_from_what_is_ours():
+    ours = [
+        *({"job": job} for job in ("WatchedFit", "MulticlassFit", "EmbeddingFit", "Ingest")),
+        *({"job": job} for job in ("Expectations", "Quantiles", "Coverage", "simulation")),
+        {"job": "SolveSparse", "solver": OURS},
+        {"job": "SolveProgram", "solver": CLOSED},
+        {"job": "ConditionalMean", "method": "ours"},
+        [{"job": "Fit"}, {"job": "Fit"}],
+    ]
+    others = [
+        *({"job": job} for job in ("Fmca", "Reference", "ArrowRead", "BoostingFit")),
+        {"job": "SolveSparse", "solver": CLARABEL},
+        {"job": "SolveProgram", "solver": "osqp"},
+        {"job": "ConditionalMean", "method": "nystroem"},
+    ]
+    looks = [{report._look("", {"job": job}) for job in jobs} for jobs in (ours, others)]
+    assert looks == [{(report._OURS, "o")}, {(report._OTHERS, "s")}]
+    assert report._look("bare pass", {"job": {"job": "Bare"}}) == (report._BARE, "D")
 
 
 def test_every_case_but_rates_of_the_machine_has_titles():
