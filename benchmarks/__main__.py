@@ -216,8 +216,9 @@ def bench(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Of shift: folder of the air-quality table.  [default: synthetic shifts alone]  Of "
-    "multiclass: folder of the six tables. Of mnist: folder of mnist.npz. Of regression: folder of "
-    "the folders of five tables.",
+    "multiclass: folder of the six tables; iris.csv and wine.csv are always needed, for the "
+    "picture.  Of mnist: folder of mnist.npz.  Of regression: folder of the folders of five "
+    "tables.",
 )
 @overwrite_option
 @json_option
@@ -269,7 +270,8 @@ def study(
     from benchmarks.study import Study
 
     if transitions is not None:
-        if subject != "pendulum" or scenarios or seeds or workers or out or len(sizes) > 1:
+        others = scenarios, seeds, splits, methods, workers, out, data
+        if subject != "pendulum" or any(others) or len(sizes) > 1:
             raise DataError("--transitions is for pendulum, with one --rows and --overwrite alone")
         (rows,) = sizes or (100_000,)
         written = pendulum.write_transitions(transitions, rows, overwrite=overwrite)

@@ -34,6 +34,7 @@ _PACKAGES = (
     "lightgbm",
     "ngboost",
     "quantile-forest",
+    "kooplearn",
 )
 
 

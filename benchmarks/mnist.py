@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from cme_dask import MulticlassEmbedding, kernels
 from cme_dask.cli.compute import prepare_folder
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.cli.tables import grid
+from cme_dask.data.store import brief
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
@@ -81,11 +83,14 @@ def run_mnist(
     if out is not None:
         prepare_folder(out, OUTPUTS, overwrite)
     begin, cells = time.time(), []
+    parts: list[Path] = []  # files of scenarios that have ended, or been interrupted
     x, y, points, truth = images(options.data)
     for name in options.scenarios:
         for rows in options.rows if name == "length scales" else (len(x),):
             aside = None if out is None else out / f"{name.replace(' ', '-')}-{rows}"
             ended = None if aside is None else aside.with_suffix(".json")
+            if aside is not None:
+                parts += [aside.with_suffix(end) for end in (".json", ".checkpoint", ".clock")]
             if ended is not None and ended.exists():
                 cells.append(json.loads(ended.read_text()))
                 continue
@@ -108,8 +113,8 @@ def run_mnist(
     }
     if out is not None:
         write_result(result, out, OUTPUTS, mnist_picture, progress)
-        for each in out.glob("*-*.*"):  # of the parts that have ended
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for part in parts:
+            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
     return result
 
 
@@ -119,11 +124,17 @@ def images(folder: Path) -> tuple[Array, Array, Array, Array]:
     In random order: the file may have the digits one after the other.
     """
     rng, result = np.random.default_rng(0), []
-    with np.load(folder / FILE) as stored:
-        for part in ("train", "test"):
-            x, y = stored[f"x_{part}"], stored[f"y_{part}"].astype(int)
-            order = rng.permutation(len(y))
-            result += [x[order].reshape(len(x), -1) / 255.0, y[order]]
+    try:
+        with (folder / FILE).open("rb") as file, np.load(file) as stored:
+            for part in ("train", "test"):
+                x, y = stored[f"x_{part}"], stored[f"y_{part}"].astype(int)
+                order = rng.permutation(len(y))
+                result += [x[order].reshape(len(y), IMAGE[0] * IMAGE[1]) / 255.0, y[order]]
+    except (OSError, ValueError, IndexError, KeyError, EOFError, TypeError, BadZipFile) as error:
+        raise DataError(
+            f"{folder / FILE} is damaged or no file of images and digits (x_train, y_train, "
+            f"x_test, y_test): {brief(error)}"
+        ) from error
     return tuple(result)
 
 

@@ -15,10 +15,11 @@ from benchmarks.multiclass_methods import (
     PROCESS_ROWS,
     Judge,
     cell,
+    file_of,
     table,
     verdicts,
 )
-from benchmarks.multiclass_page import learned, multiclass_page, multiclass_picture
+from benchmarks.multiclass_page import LEARNED, learned, multiclass_page, multiclass_picture
 from benchmarks.run import write_result
 from benchmarks.study import SCHEMA_VERSION, StudyOptions, judge_all
 from cme_dask.cli.compute import prepare_folder
@@ -57,6 +58,13 @@ def run_multiclass(
     """
     if options.data is None:
         raise DataError("give the folder of the tables by --data")
+    files = [file_of(options.data, name) for name in dict.fromkeys((*options.scenarios, *LEARNED))]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise DataError(
+            f"{options.data} lacks {', '.join(missing)}: --data is the folder of the tables, "
+            f"which the picture needs {' and '.join(LEARNED)} of"
+        )
     begin, earlier = time.time(), Path() if out is None else out / OUTPUTS[0]
     cells: dict[str, Result] = {}
     seconds = 0.0

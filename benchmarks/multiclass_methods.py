@@ -53,10 +53,15 @@ _LEAST = 1e-15  # probabilities of peers, as scikit-learn clips them
 _HERE: dict[str, Any] = {"scheduler": "synchronous"}
 
 
+def file_of(data: Path, name: str) -> Path:
+    """The file of a data set in the folder of the tables."""
+    return data / _FILES[name]
+
+
 @lru_cache(maxsize=1)
 def table(data: Path, name: str) -> tuple[Array, Array]:
     """Columns (n, d) and labels (n,) of a data set."""
-    lines = (data / _FILES[name]).read_text(encoding="utf-8").splitlines()
+    lines = file_of(data, name).read_text(encoding="utf-8").splitlines()
     rows = [line for line in map(str.strip, lines) if line and line[0] not in "%@"]
     fields = [row.replace(",", " ").split() for row in rows[name in _HEADED :]]
     x = np.array([row[name in _NAMED : -1] for row in fields], dtype=np.float64)
@@ -201,6 +206,12 @@ class Judge:
     """Fits one method without one fold, in a process of its own."""
 
     data: Path
+
+    @property
+    def files(self) -> list[Path]:
+        """The tables that there are, of which it reads some."""
+        paths = [file_of(self.data, name) for name in _FILES]
+        return [path for path in paths if path.exists()]
 
     def __call__(self, name: str, n: int, fold: int) -> Result:
         """Figures of a data set and method, ``data_set/method``, and what it took."""

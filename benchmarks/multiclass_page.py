@@ -40,6 +40,10 @@ _STARTS = {"from an overfitted start": (0.05, 1e-6), "from an underfitted start"
 # What a kernel learns: two columns of iris, and all of wine
 
 
+LEARNED = "iris", "wine"
+"""The tables of these lessons."""
+
+
 def learned(data: Path) -> Result:
     """Decision regions and entropies of iris, the steps of two starts, length scales of wine."""
     from cme_dask import MulticlassEmbedding
@@ -190,9 +194,10 @@ def _lines(result: Result) -> Iterator[str]:
         f"{settings['seeds']} folds (stratified, seed 0), every model fitted without each of them. "
         "`python3 run study multiclass --data FOLDER --out docs --overwrite` writes this page, its "
         "picture and `multiclass.json`; with `--data-set NAME` it studies that table again and "
-        f"keeps the others. The fits took {seconds / 60.0:.0f} minutes of CPU time on a machine of "
-        f"{machine['cores']} cores ({machine['processor']}), which other work may have shared; "
-        "seconds are those of the CPU, of a fit and its predictions. [Classification]"
+        "keeps the others. Beside the tables that are studied, the folder needs `iris.csv` and "
+        f"`wine.csv`, for the picture. The fits took {seconds / 60.0:.0f} minutes of CPU time on "
+        f"a machine of {machine['cores']} cores ({machine['processor']}), which other work may "
+        "have shared; seconds are those of the CPU, of a fit and its predictions. [Classification]"
         "(classification.md) describes the estimators."
     )
     yield ""

@@ -228,9 +228,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class ConditionalMean:
-    """E[y | x] of the same rows: ``JointDistribution``, or scikit-learn's Nystroem and Ridge.
+    """E[y | x] of the same rows: an embedding, or scikit-learn's Nystroem and Ridge.
 
-    Equal kernel, rank and ridge (n reg on the features of Nystroem); the held-out error is the
+    Equal kernel, rank and ridge (n reg on the features of Nystroem), all given, so that neither
+    searches, and no intercept. The held-out error is the
     root mean square distance to the true mean at rows that were not fitted.
     """
 
@@ -262,16 +263,17 @@ class ConditionalMean:
         return self._ours(x, y, rank) if self.method == "ours" else self._nystroem(x, y, rank)
 
     def _ours(self, x: Array, y: Array, rank: int) -> Callable[[Array], Array]:
-        from cme_dask.estimators.joint import JointDistribution
+        from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 
-        law = JointDistribution(
+        fit = ConditionalMeanEmbedding(
             kernel_x=kernels.Gaussian(self.length_scale),
+            kernel_y="median",
             max_rank=rank,
             reg=self.reg,
             n_folds=1,
             random_state=0,
         ).fit(x, y, scheduler="threads", workers=self.workers)
-        return lambda rows: np.asarray(law.expect("y0", rows))
+        return lambda rows: np.asarray(fit.predict(rows)).reshape(-1)
 
     def _nystroem(self, x: Array, y: Array, rank: int) -> Callable[[Array], Array]:
         from sklearn.kernel_approximation import Nystroem
@@ -285,6 +287,6 @@ class ConditionalMean:
                 n_components=rank,
                 random_state=0,
             ),
-            Ridge(alpha=len(x) * self.reg),
+            Ridge(alpha=len(x) * self.reg, fit_intercept=False),
         ).fit(x, y[:, 0])
         return lambda rows: np.asarray(model.predict(rows))

@@ -246,9 +246,22 @@ def _large_text(result: Result) -> Iterator[str]:
             f"{round(each['query_us']['all rows'], 1):,} µs at {each['rows']:,} rows"
             for each in large["sizes"]
         )
-        + "."
+        + f" ({_points(large['sizes'])})."
     )
     yield ""
+
+
+def _points(sizes: Sequence[Result]) -> str:
+    """How many points the queries are asked at once, on which their time per point depends."""
+    every, pivots = (
+        [f"{size['query_points'][name]:,}" for size in sizes] for name in ("all rows", "pivots")
+    )
+    if len({*every, *pivots}) == 1:
+        return f"all queries are measured at {every[0]} points at once"
+    return (
+        f"measured at {', '.join(every)} points at once, on pivots at "
+        f"{', '.join(dict.fromkeys(pivots))}: a few points at once take longer per point than many"
+    )
 
 
 def _duration(seconds: float) -> str:

@@ -75,6 +75,11 @@ class Judge:
 
     data: Path
 
+    @property
+    def files(self) -> list[Path]:
+        """The tables that there are, of which it reads some, and their splits."""
+        return [path for name in DATA_SETS for path in sorted((self.data / name).glob("*.txt"))]
+
     def __call__(self, name: str, n: int, split: int) -> Scores:
         """Scores of a data set and method, ``data_set/method``."""
         data_set, method = name.split("/")

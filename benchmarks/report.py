@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.coverage import LEVEL
 from benchmarks.programs import CLOSED
+from benchmarks.sparse import OURS
 from cme_dask.cli.tables import facts, format_bytes, grid
 from cme_dask.display import number
 from cme_dask.models.plots import picture
@@ -326,11 +327,16 @@ _TITLES_PICTURE = {
 }
 _OURS, _BARE, _LIMIT, _OTHERS = "#1f5fa8", "#3a8f5c", "#222222", "#c8552b"
 _LEGEND = (
-    (_OURS, "o", "cme_dask, whole fit"),
-    (_BARE, "D", "bare pass"),
+    (_OURS, "o", "cme_dask"),
+    (_BARE, "D", "bare pass, bare kernel blocks"),
     (_LIMIT, "|", "limits: arithmetic at the measured rates, reading"),
     (_OTHERS, "s", "others"),
 )
+_BARE_JOBS = {"Bare", "KernelBlocks"}
+_RIVALS = {"ArrowRead", "BoostingFit", "Fmca", "Reference"}
+_BY_METHOD = {"ConditionalMean": "ours", "SolveProgram": CLOSED, "SolveSparse": OURS}
+"""Jobs that are ours or a rival's, with the method or solver that is ours."""
+
 _LINE = 0.27  # inches per row
 _PANEL = 0.95  # and for what is around them
 _WIDE = 10.0  # inches that hold the whole legend in one line
@@ -453,17 +459,15 @@ def _look(label: str, measurement: Result) -> tuple[str, str]:
     """Colour and marker of a row."""
     if label in ("limit", "reading alone"):
         return _LIMIT, "|"
-    if label == "bare pass":
-        return _BARE, "D"
     job = measurement["job"]
-    kinds = {one["job"] for one in (job if isinstance(job, list) else [job])}
-    ours = (
-        kinds <= {"Fit", "ShapeFit", "LimitedFit"}
-        or kinds == {"SolveCoupling"}
-        or (kinds == {"ConditionalMean"} and job["method"] == "ours")
-        or (kinds == {"SolveProgram"} and job["solver"] == CLOSED)
-    )
-    return (_OURS, "o") if ours else (_OTHERS, "s")
+    if isinstance(job, list):  # processes side by side
+        return _OURS, "o"
+    kind = job["job"]
+    if kind in _BARE_JOBS:
+        return _BARE, "D"
+    way = job.get("solver", job.get("method"))
+    rival = kind in _RIVALS or (kind in _BY_METHOD and way != _BY_METHOD[kind])
+    return (_OTHERS, "s") if rival else (_OURS, "o")
 
 
 def _legend(figure: Any) -> None:

@@ -112,13 +112,21 @@ class Options:
         Raises
         ------
         DataError
-            On sizes that can't be measured.
+            On sizes that can't be measured, and on options that no chosen case takes.
         """
         preset = FULL if self.full else QUICK
+        chosen = {case: preset[case] for case in preset if not self.cases or case in self.cases}
+        taken = {
+            "--rows": (self.rows, any(size.rows for size in chosen.values())),
+            "--ranks": (self.ranks, any(size.ranks for size in chosen.values())),
+            "--tols": (self.tols, any(size.tols for size in chosen.values())),
+            "--dir": (self.stores, "large" in chosen),
+        }
+        for name, (value, is_taken) in taken.items():
+            if value and not is_taken:
+                raise DataError(f"no chosen case takes {name}: leave it out, or choose another")
         sizes = {}
-        for case, size in preset.items():
-            if self.cases and case not in self.cases:
-                continue
+        for case, size in chosen.items():
             size = replace(
                 size,
                 rows=self.rows or size.rows,

@@ -52,12 +52,31 @@ class ShiftOptions(StudyOptions):
     data: Path | None = None
     known = SCENARIOS
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if AIR not in self.scenarios:
+            return
+        if self.data is None and set(self.scenarios) == {AIR}:
+            raise DataError(f"the scenario {AIR} needs the folder of its tables: give it by --data")
+        if self.data is not None:
+            asked = {_station(path) in _ASKED for path in _files(self.data)}
+            if asked != {False, True}:
+                raise DataError(
+                    f"{self.data} lacks files PRSA_Data_STATION_*.csv.gz of stations in the city "
+                    f"or outside it ({', '.join(_ASKED)}): give their folder by --data"
+                )
+
 
 @dataclass(frozen=True)
 class _Judge:
     """Judges one draw, in a process of its own."""
 
     data: Path | None
+
+    @property
+    def files(self) -> list[Path]:
+        """The tables that it reads."""
+        return [] if self.data is None else _files(self.data)
 
     def __call__(self, name: str, n: int, seed: int) -> dict[str, Result]:
         rng = np.random.default_rng([seed, n])
@@ -108,11 +127,21 @@ def _errors(
     return result
 
 
+def _files(data: Path) -> list[Path]:
+    """The tables of the stations."""
+    return sorted(data.glob("PRSA_Data_*_*.csv.gz"))
+
+
+def _station(path: Path) -> str:
+    """The name of the station, by that of its table."""
+    return path.name.split("_")[2]
+
+
 @lru_cache(maxsize=1)
 def _tables(data: Path) -> tuple[Array, Array]:
     """Rows (x, y) of the eight stations and of the four, standardised by those of the eight."""
     parts: list[list[Array]] = [[], []]
-    for path in sorted(data.glob("PRSA_Data_*.csv.gz")):
+    for path in _files(data):
         with gzip.open(path) as file:
             options = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
             table = csv.read_csv(file, convert_options=options).to_pandas()
@@ -120,8 +149,7 @@ def _tables(data: Path) -> tuple[Array, Array]:
         numbers = table[[*_AIR, "PM2.5"]].to_numpy(dtype=np.float64, copy=True)
         numbers[:, -1] = np.log(np.maximum(numbers[:, -1], 1.0))
         rows = np.column_stack([numbers[:, :-1], np.sin(angle), np.cos(angle), numbers[:, -1]])
-        station = path.name.split("_")[2]
-        parts[station in _ASKED].append(rows[np.isfinite(rows).all(axis=1)])
+        parts[_station(path) in _ASKED].append(rows[np.isfinite(rows).all(axis=1)])
     eight, four = (np.concatenate(part) for part in parts)
     mean, std = eight.mean(axis=0), eight.std(axis=0)
     return (eight - mean) / std, (four - mean) / std

@@ -21,7 +21,10 @@ Describe = Callable[[], Result]
 
 OURS, CLARABEL = "cme_dask", "Clarabel"
 
-_REG, _GAP = 1e-3, 1e-8
+GAP = 1e-8
+"""Tolerance of both solvers."""
+
+_REG = 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,17 @@ class SolveSparse:
     share: float
 
     def prepare(self) -> Callable[[], Describe]:
-        """The sample and its problem."""
+        """The sample and its problem, in the form that the solver takes."""
         problem = small_problem(self.rows, self.penalty, self.rank)
         gamma = self.share * problem.gamma_max
-        return partial(self._run, problem, gamma)
+        solve = our_solver if self.solver == OURS else conic_solver
+        return partial(self._run, problem, gamma, solve(problem, gamma))
 
-    def _run(self, problem: SparseProblem, gamma: float) -> Describe:
+    def _run(
+        self, problem: SparseProblem, gamma: float, solve: Callable[[float], Array]
+    ) -> Describe:
         begin = time.process_time()
-        if self.solver == OURS:
-            matrix = iterate(SparseSolver(problem, gamma, _GAP), 1_000)[0].point
-        else:
-            matrix = conic_solution(problem, gamma)
+        matrix = solve(GAP)
         return partial(self._describe, problem, gamma, matrix, time.process_time() - begin)
 
     def _describe(
@@ -102,10 +105,20 @@ def objective(problem: SparseProblem, gamma: float, matrix: Array) -> float:
     return float((residual**2).sum()) + gamma * problem.penalty.value(matrix)
 
 
-def conic_solution(problem: SparseProblem, gamma: float) -> Array:
-    """Solve the problem as a quadratic program over second-order cones by Clarabel.
+def our_solver(problem: SparseProblem, gamma: float) -> Callable[[float], Array]:
+    """The solution by our solver, as a function of the duality gap."""
 
-    Each group of entries has a bound t of its norm, |M_g| <= t_g, which the objective counts.
+    def solve(gap: float) -> Array:
+        return iterate(SparseSolver(problem, gamma, gap), 1_000)[0].point
+
+    return solve
+
+
+def conic_solver(problem: SparseProblem, gamma: float) -> Callable[[float], Array]:
+    """The solution by Clarabel, as a function of its tolerances of gap and feasibility.
+
+    The problem is a quadratic program over second-order cones. Each group of entries has a bound t
+    of its norm, |M_g| <= t_g, which the objective counts.
     """
     shape = len(problem.factor_x), len(problem.factor_y)
     place = np.arange(shape[0] * shape[1]).reshape(shape)
@@ -128,12 +141,14 @@ def conic_solution(problem: SparseProblem, gamma: float) -> Array:
         rows += range(at, at + 1 + len(line))
         at += 1 + len(line)
     constraint = sparse.csc_matrix((-np.ones(at), (rows, columns)), shape=(at, n + many))
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = 1e-11
-    settings.tol_feas = 1e-11
+    upper, bounds = sparse.triu(quadratic, format="csc"), np.zeros(at)
     cones = [clarabel.SecondOrderConeT(1 + len(line)) for _, line in groups]
-    solver = clarabel.DefaultSolver(
-        sparse.triu(quadratic, format="csc"), linear, constraint, np.zeros(at), cones, settings
-    )
-    return np.array(solver.solve().x)[:n].reshape(shape)
+
+    def solve(tol: float) -> Array:
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tol
+        solver = clarabel.DefaultSolver(upper, linear, constraint, bounds, cones, settings)
+        return np.array(solver.solve().x)[:n].reshape(shape)
+
+    return solve

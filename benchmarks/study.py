@@ -1,12 +1,13 @@
 """The study of laws: every model on every scenario, its page and its picture."""
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from cme_dask.cli.tables import grid
 from cme_dask.display import number
 from cme_dask.errors import DataError
 from cme_dask.models.plots import picture
-from cme_dask.passes.processes import begin_worker
+from cme_dask.passes.processes import WorkerProcesses
 
 # The page of a study in Markdown: every number in it comes from one run
 
@@ -389,29 +390,81 @@ def judge_all(
     progress
         Prints a line for each task that has ended.
     aside
-        File that a line is added to for each task that has ended; these are not run again.
+        File that a line is added to for each task that has ended; these are not run again, unless
+        the line was written by other versions, another judge or of other data.
+
+    After an error or Ctrl-C the processes end at once. What tasks that had ended have returned is
+    in the file.
     """
-    result: dict[Task, Result] = {}
-    if aside is not None and aside.exists():
-        every = aside.read_text().splitlines(keepends=True)
-        whole = [line for line in every if line.endswith("\n")]  # the last one may have been cut
-        aside.write_text("".join(whole))
-        ended = map(json.loads, whole)
-        result = {tuple(task): value for task, value in ended if tuple(task) in set(tasks)}
+    result = {} if aside is None else _ended(aside, origin(judge), set(tasks), progress)
     tasks = [task for task in tasks if task not in result]
-    with ProcessPoolExecutor(
-        workers or os.cpu_count() or 1,
-        mp_context=get_context("spawn"),
-        initializer=begin_worker,
-    ) as pool:
+    if not tasks:
+        return result
+
+    def record(task: Task, value: Result) -> None:
+        result[task] = value
+        if aside is not None:
+            with aside.open("a") as lines:
+                lines.write(json.dumps([task, value]) + "\n")
+
+    others = set(active_children())
+    processes = min(workers or os.cpu_count() or 1, len(tasks))
+    with WorkerProcesses().started(processes) as pool:
         futures = {pool.submit(judge, *task): task for task in tasks}
-        for done, future in enumerate(as_completed(futures), 1):
-            name, n, seed = futures[future]
-            result[name, n, seed] = future.result()
-            if aside is not None:
-                with aside.open("a") as lines:
-                    lines.write(json.dumps([futures[future], result[name, n, seed]]) + "\n")
-            progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                name, n, seed = futures[future]
+                record((name, n, seed), future.result())
+                progress.say(f"{name}, {n} rows, draw {seed}: {done} of {len(tasks)}")
+        except BaseException:
+            for future, task in futures.items():
+                if task not in result and future.done() and future.exception() is None:
+                    record(task, future.result())
+            for process in set(active_children()) - others:  # a draw may take hours
+                process.terminate()
+            raise
+    return result
+
+
+def origin(judge: Callable[[str, int, int], Result]) -> Result:
+    """JSON form of what figures depend on beside the task: versions, the judge, and its data.
+
+    A judge that reads files lists them as its attribute ``files``.
+    """
+    digest = hashlib.sha256()
+    for path in getattr(judge, "files", ()):
+        digest.update(path.read_bytes())
+    name = getattr(judge, "__qualname__", type(judge).__qualname__)
+    return {
+        "versions": describe_machine()["versions"],
+        "judge": f"{judge.__module__}.{name}",
+        "data": digest.hexdigest(),
+    }
+
+
+def _ended(
+    aside: Path, source: Result, tasks: Set[Task], progress: ProgressLines
+) -> dict[Task, Result]:
+    """Tasks that an earlier run of this origin has ended; its file, or a new one, names it first.
+
+    A file of another origin is replaced.
+    """
+    ended: list[Any] = []
+    if aside.exists():
+        every = aside.read_text().splitlines(keepends=True)
+        # The last line may have been cut.
+        ended = [json.loads(line) for line in every if line.endswith("\n")]
+    if ended and ended[0] != source:
+        progress.say(
+            f"{aside.name} is of other versions of packages, another judge or other data: its "
+            "draws are made again"
+        )
+        ended = []
+    lines = ended or [source]
+    aside.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {tuple(task): value for task, value in lines[1:] if tuple(task) in tasks}
+    if result:
+        progress.say(f"continuing with {len(result)} of {len(tasks)} draws that have ended")
     return result
 
 

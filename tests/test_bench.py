@@ -25,13 +25,16 @@ from benchmarks.fits import (
     bare_flops,
     bare_pass,
     open_counted,
+    regression_rows,
     share_of,
     uniform_rows,
     write_uniform,
 )
 from benchmarks.machine import limit_seconds
 from benchmarks.measure import Measurement, Ratio, Size, Term, Together, run_fresh
-from benchmarks.peers import accelerated_cholesky, random_cholesky, reject
+from benchmarks.peers import ConditionalMean, accelerated_cholesky, random_cholesky, reject
+from benchmarks.programs import CLOSED
+from benchmarks.sparse import CLARABEL, OURS
 from benchmarks.worker import JOBS, describe_job, make_job, measured
 from cme_dask import JointDistribution, kernels
 from cme_dask.errors import DataError, ResourceError
@@ -169,6 +172,15 @@ def test_rejection_accepts_what_is_left_in_full():
     assert len(reject(gram, 1, np.random.default_rng(0))[0]) == 1
 
 
+@pytest.mark.parametrize("method", ["ours", "nystroem"])
+def test_ridges_of_equal_kernel_and_rank_are_the_dense_one(method):
+    """Where the functions span nearly all of the kernel at the rows."""
+    (x, y, _), (at, _, _) = regression_rows(300, 2, 0), regression_rows(100, 2, 1)
+    dense = np.linalg.solve(KERNEL(x, x) + 300 * 1e-2 * np.eye(300), y[:, 0])
+    mean = ConditionalMean(method, 300, 2, 0.5, 250, 1e-2, 1)._fit(x, y, 250)
+    np.testing.assert_allclose(mean(at), KERNEL(at, x) @ dense, rtol=0, atol=1e-3)
+
+
 def test_jobs_go_through_json():
     jobs = [Fit(Rows(10, 2, "s", (1, 2)), "joint", KERNEL.to_dict(), 0.1), machine.GemmRate(2)]
     for job in jobs:
@@ -271,6 +283,26 @@ SMALL = {
 
 
 LONG = ("tuning", "queries", "multiclass")  # of default fits
+
+
+def test_pictures_tell_rivals_from_what_is_ours():
+    ours = [
+        *({"job": job} for job in ("WatchedFit", "MulticlassFit", "EmbeddingFit", "Ingest")),
+        *({"job": job} for job in ("Expectations", "Quantiles", "Coverage", "simulation")),
+        {"job": "SolveSparse", "solver": OURS},
+        {"job": "SolveProgram", "solver": CLOSED},
+        {"job": "ConditionalMean", "method": "ours"},
+        [{"job": "Fit"}, {"job": "Fit"}],
+    ]
+    others = [
+        *({"job": job} for job in ("Fmca", "Reference", "ArrowRead", "BoostingFit")),
+        {"job": "SolveSparse", "solver": CLARABEL},
+        {"job": "SolveProgram", "solver": "osqp"},
+        {"job": "ConditionalMean", "method": "nystroem"},
+    ]
+    looks = [{report._look("", {"job": job}) for job in jobs} for jobs in (ours, others)]
+    assert looks == [{(report._OURS, "o")}, {(report._OTHERS, "s")}]
+    assert report._look("bare pass", {"job": {"job": "Bare"}}) == (report._BARE, "D")
 
 
 def test_every_case_but_rates_of_the_machine_has_titles():
@@ -482,6 +514,10 @@ def test_fmca_is_held_to_the_same_error():
         (("--case", "pass", "--rows", 5000, "--ranks", 600), "a tenth of the 5,000 rows"),
         (("--case", "fmca", "--tols", "2"), "tols must lie between 0 and 1"),
         (("--case", "nonsense"), "'nonsense' is not one of"),
+        (("--case", "machine", "--rows", 5000), "no chosen case takes --rows"),
+        (("--case", "fmca", "--ranks", 7), "no chosen case takes --ranks"),
+        (("--case", "pass", "--case", "machine", "--tols", 1e-3), "no chosen case takes --tols"),
+        (("--case", "machine", "--dir", "."), "no chosen case takes --dir"),
         (("--ranks", "a,b"), "no count"),
     ],
 )

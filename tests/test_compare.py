@@ -600,11 +600,21 @@ def test_a_study_of_methods_goes_on_after_those_that_have_ended(data, tmp_path):
     options = regression.RegressionOptions(data, ("yacht",), 2, ("normal",), 1)
     scores = dict.fromkeys(SCORES, 1.0)
     lines = [json.dumps([["yacht/normal", 160, k], {**scores, "crps": 7.0 + k}]) for k in (0, 1)]
-    (out / "regression-draws.jsonl").write_text("\n".join([*lines, lines[0][:20]]))
+    head = json.dumps(study.origin(options.judge()))
+    (out / "regression-draws.jsonl").write_text("\n".join([head, *lines, lines[0][:20]]))
     result = regression.STUDY.run(options, out, overwrite=False, progress=ProgressLines())
     assert result["cells"][0]["models"]["normal"]["crps"]["values"] == [7.0, 8.0]
     assert result["machine"]["cores"] > 0
     assert not (out / "regression-draws.jsonl").exists()
+
+
+def test_the_draws_of_a_study_depend_on_its_tables(data):
+    judge = regression.RegressionOptions(data, ("yacht",), 2, ("normal",), 1).judge()
+    before = study.origin(judge)
+    (data / "yacht" / "notes.md").write_text("not read")
+    assert study.origin(judge) == before
+    (data / "yacht" / "index_test_1.txt").write_text("3\n")
+    assert study.origin(judge) != before
 
 
 def test_what_the_study_of_regression_refuses(data):
@@ -618,6 +628,9 @@ def test_what_the_study_of_regression_refuses(data):
         (["regression", "--rows", "100"], "takes its tables as they are"),
         (["laws", "--methods", "joint"], "--methods is for"),
         (["truth", "--splits", "2"], "--splits is for"),
+        (["pendulum", "--transitions", "t", "--methods", "joint"], "--transitions is for pendulum"),
+        (["pendulum", "--transitions", "t", "--splits", "2"], "--transitions is for pendulum"),
+        (["pendulum", "--transitions", "t", "--data", "."], "--transitions is for pendulum"),
     ):
         done = CliRunner().invoke(beside, ["study", *words])
         assert done.exit_code == 2

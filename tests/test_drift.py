@@ -291,6 +291,24 @@ def test_a_column_that_does_not_vary_has_not_drifted(constant, method):
 # Bad input
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scenario", "air quality"], "needs the folder of its tables"),
+        (["--data", "."], "lacks files PRSA_Data_STATION_*.csv.gz"),
+    ],
+)
+def test_the_study_of_shift_refuses_a_folder_without_its_tables(
+    tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "PRSA_Data_Shunyi_1.csv.gz").touch()  # one outside the city alone
+    done = CliRunner().invoke(beside, ["study", "shift", *words, "--out", "out"])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_bad_input(fit):
     x, y = waves(200, 10)
     with pytest.raises(DataError, match="joint distribution, conditional mean embedding"):

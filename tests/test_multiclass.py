@@ -562,6 +562,15 @@ def test_the_plan_predicts_what_learning_takes(table):
         estimator.plan(x, names, memory_limit=plan.memory.predicted - 1)
 
 
+def test_the_study_of_classes_needs_all_of_its_tables_before_any_work(tmp_path):
+    (tmp_path / "banknote.csv").write_text("1.0,2.0,0\n" * 60)
+    words = ["study", "multiclass", "--data", str(tmp_path), "--data-set", "banknote"]
+    done = CliRunner().invoke(beside, [*words, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "lacks iris.csv, wine.csv: --data is the folder of the tables" in done.output
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.usefixtures("quick_studies")
 def test_the_study_of_classes_writes_page_picture_and_figures(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)

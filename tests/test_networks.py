@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from scipy.signal import correlate2d
 
+from benchmarks import mnist
 from benchmarks.mnist import MnistOptions, mnist_tables, run_mnist
 from cme_dask import MulticlassEmbedding, kernels, load
 from cme_dask.cli.progress import ProgressLines
@@ -414,6 +415,39 @@ def test_the_study_of_mnist_learns_length_scales_and_draws_them(tmp_path):
     assert "100.00%" in console.export_text()
     with pytest.raises(DataError, match=r"has no mnist\.npz"):
         MnistOptions(tmp_path / "out")
+
+
+def test_the_study_of_mnist_removes_its_own_parts_alone(tmp_path, monkeypatch):
+    digits = {"x": np.ones((60, 28, 28)), "y": np.arange(60) % 10}
+    parts = {f"{name}_{part}": rows for part in ("train", "test") for name, rows in digits.items()}
+    np.savez(tmp_path / "mnist.npz", **parts)
+    out = tmp_path / "out"
+    (out / "my-model.zarr").mkdir(parents=True)
+    mine = "getting-started.md", "my-model.zarr/x", "network-60.json", "length-scales-90.clock"
+    for name in mine:
+        (out / name).write_text("mine")
+
+    def judged(name, estimator, train, test, checkpoint, progress):
+        checkpoint.mkdir()
+        checkpoint.with_suffix(".clock").write_text("")
+        return {"accuracy": 0.9}
+
+    monkeypatch.setattr(mnist, "judged", judged)
+    monkeypatch.setattr(mnist, "mnist_picture", lambda result, path: path.write_bytes(b""))
+    options = MnistOptions(tmp_path, ("length scales",), (50,))
+    run_mnist(options, out, overwrite=False, progress=ProgressLines(False))
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert left == {*mine, "mnist.json", "mnist.png"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut off", "other names"])
+def test_the_study_of_mnist_refuses_a_damaged_file(tmp_path, content):
+    if isinstance(content, bytes):
+        (tmp_path / "mnist.npz").write_bytes(content)
+    else:
+        np.savez(tmp_path / "mnist.npz", images=np.ones(3))
+    with pytest.raises(DataError, match=r"mnist\.npz is damaged or no file of images"):
+        run_mnist(MnistOptions(tmp_path), None, overwrite=False, progress=ProgressLines(False))
 
 
 @pytest.mark.parametrize("constant", [0.1, 1.0, 20240101.0])

@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -70,6 +72,33 @@ def test_notebooks_run_at_a_tiny_size(name, size):
     notebook = execute.execute(path, size)
     assert code(notebook)[0].source.split("#")[0].strip().endswith(f"= {size}")
     check(notebook)
+
+
+def sources(name):
+    (path,) = execute.paths([name])
+    return [cell.source for cell in code(nbformat.read(path, as_version=4))]
+
+
+def test_rows_that_are_no_power_of_ten_have_a_largest_table(capsys):
+    settings = "given kernels", "learned kernels"
+    table = pd.DataFrame(
+        [(n, s, 2.0) for n in (10_000, 100_000) for s in settings],
+        columns=["rows", "setting", "seconds"],
+    )
+    exec(sources("02-rows")[-1], {"ROWS": 300_000, "table": table, "settings": settings})
+    assert "0.05 million rows a second with given kernels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [8_000, 10_003])
+def test_tables_of_workers_are_there_for_any_number_of_rows(rows):
+    (tables,) = (source for source in sources("03-workers") if "tables = " in source)
+    names = {"ROWS": rows, "folder": Path(), "sys": sys}
+    names["subprocess"] = SimpleNamespace(run=lambda *args, **options: None)
+    exec(tables, names)
+    rows = names["ROWS"]
+    for workers in (1, 2, 4):
+        fitted = {rows, rows // workers, rows // 4 * workers, rows // 4}
+        assert fitted <= set(names["tables"])
 
 
 def test_the_command_names_what_it_cannot_find(capsys):

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy.integrate import solve_ivp
 
+from benchmarks import pendulum_study
 from benchmarks.__main__ import cli
 from benchmarks.pendulum import (
     DISCOUNT,
@@ -99,12 +101,28 @@ def test_every_part_in_small(tmp_path):
     result = run_pendulum(options, tmp_path, overwrite=True, progress=ProgressLines())
     assert json.loads((tmp_path / "pendulum.json").read_text()) == result
     assert (tmp_path / "pendulum.md").read_text() == pendulum_page(result)
+    assert "all queries are measured at 4,000 points at once" in pendulum_page(result)
     names = ["true dynamics", "dense", "sparse", "sparse, not relaxed", "incomplete Cholesky"]
     assert [policy["name"] for policy in result["policies"]] == names
     assert result["large"]["equal"] == {"two threads": True}
     fits = [*result["large"]["sizes"], *result["large"]["policies"]]
     assert [fit["passes"] for fit in fits] == [1, 1, 1]
     assert result["large"]["sizes"][0]["balanced"] >= 0
+
+
+def test_queries_of_all_rows_and_of_pivots_have_equally_many_points(tmp_path, monkeypatch):
+    asked = []
+
+    def timed(outputs, inputs, *repeats):
+        asked.append((len(inputs), np.shape(outputs(inputs[:2]))))
+        return 1.0
+
+    monkeypatch.setattr(pendulum_study, "_microseconds", timed)
+    model = SimpleNamespace(expect=lambda columns, inputs: np.ones((len(inputs), 3)))
+    large = pendulum_study.Large(tmp_path, PendulumOptions(), ProgressLines(False))
+    times = large._query_times(20_500, SimpleNamespace(model_=model))
+    assert asked == [(4_000, (2, 3))] * 2
+    assert times["query_points"] == {"all rows": 4_000, "pivots": 4_000}
 
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

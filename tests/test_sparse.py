@@ -12,7 +12,8 @@ from conftest import write_store
 from test_reads import opened
 from test_sklearn import check_defaults
 
-from benchmarks.sparse import CLARABEL, OURS, SolveSparse, conic_solution, objective, small_problem
+from benchmarks import sparse as bench
+from benchmarks.sparse import CLARABEL, OURS, SolveSparse, conic_solver, objective, small_problem
 from cme_dask import SparseEmbedding, kernels, load
 from cme_dask.errors import (
     ConvergenceError,
@@ -53,7 +54,7 @@ def solved(problem, share, tol=1e-8, **options):
 def test_the_minimum_is_that_of_clarabel(penalty, share):
     problem = small_problem(12, penalty)
     state, gamma = solved(problem, share, 1e-10)
-    plain = conic_solution(problem, gamma)
+    plain = conic_solver(problem, gamma)(1e-11)
     assert state.objective == pytest.approx(objective(problem, gamma, plain), rel=1e-8)
     assert state.objective <= objective(problem, gamma, plain) * (1 + 1e-10)
     assert state.objective == pytest.approx(objective(problem, gamma, state.point), rel=1e-12)
@@ -181,6 +182,26 @@ def test_the_bench_measures_one_problem_by_both_solvers():
     runs = [SolveSparse(solver, "rows", 60, 8, 0.1).prepare()()() for solver in (OURS, CLARABEL)]
     assert runs[0]["unknowns"] == runs[1]["unknowns"] == 64
     assert runs[0]["objective"] == pytest.approx(runs[1]["objective"], rel=1e-8)
+
+
+@pytest.mark.parametrize(("name", "form"), [(OURS, "our_solver"), (CLARABEL, "conic_solver")])
+def test_the_bench_gives_both_solvers_one_tolerance_and_its_clock_begins_with_them(
+    monkeypatch, name, form
+):
+    """The problem is in the solver's form before it runs."""
+    made, tolerances = [], []
+    true = getattr(bench, form)
+
+    def watched(problem, gamma):
+        made.append(gamma)
+        solve = true(problem, gamma)
+        return lambda tol: tolerances.append(tol) or solve(tol)
+
+    monkeypatch.setattr(bench, form, watched)
+    run = SolveSparse(name, "rows", 60, 8, 0.1).prepare()
+    assert (len(made), tolerances) == (1, [])
+    run()
+    assert (len(made), tolerances) == (1, [bench.GAP])
 
 
 # Fits

@@ -17,7 +17,16 @@ from benchmarks import laws
 from benchmarks.__main__ import cli
 from benchmarks.coverage import SCENARIOS
 from benchmarks.laws import judge_tuned
-from benchmarks.study import DEFAULT, FIGURES, SCENARIO_NAMES, STUDY, StudyOptions, study_page
+from benchmarks.study import (
+    DEFAULT,
+    FIGURES,
+    SCENARIO_NAMES,
+    STUDY,
+    StudyOptions,
+    judge_all,
+    origin,
+    study_page,
+)
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 from cme_dask.learning.search import GRID
@@ -157,6 +166,67 @@ def test_the_command_knows_its_scenarios():
     found = CliRunner().invoke(cli, ["study", "--scenario", "lowest"])
     assert found.exit_code != 0
     assert set(SCENARIO_NAMES) == set(SCENARIOS)
+
+
+class Lines:
+    """Progress that is a list of lines, or is interrupted at its first one."""
+
+    def __init__(self, interrupted=False):
+        self.interrupted, self.lines = interrupted, []
+
+    def say(self, line):
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.lines.append(line)
+
+
+def quick_or_slow(name, n, seed):
+    """The draws of the folder ``name``: two that end at once, one that fails, others of seconds."""
+    if seed == 2:
+        raise ValueError("this draw fails")
+    if seed > 2:
+        time.sleep(5)
+        (Path(name) / str(seed)).touch()
+    return {"seed": seed}
+
+
+@pytest.mark.parametrize("by", [ValueError, KeyboardInterrupt])
+def test_a_study_that_fails_or_is_interrupted_ends_at_once(tmp_path, by):
+    """Draws that have ended are not lost, and no further one ends."""
+    aside, ended = tmp_path / "draws.jsonl", tmp_path / "ended"
+    ended.mkdir()
+    seeds = (0, 1, 3, 4, 5) if by is KeyboardInterrupt else (0, 1, 2, 3, 4, 5)
+    tasks = [(str(ended), 1, seed) for seed in seeds]
+    with pytest.raises(by):
+        judge_all(quick_or_slow, tasks, 2, Lines(by is KeyboardInterrupt), aside)
+    assert not list(ended.iterdir())
+    head, *draws = map(json.loads, aside.read_text().splitlines())
+    assert head == origin(quick_or_slow)
+    assert {seed for (_, _, seed), _ in draws} >= {0}
+    progress = Lines()
+    known = [task for task in tasks if list(task) in [draw[0] for draw in draws]]
+    assert judge_all(quick_or_slow, known, 1, progress, aside) == {
+        task: {"seed": task[2]} for task in known
+    }
+    assert progress.lines == [f"continuing with {len(known)} of {len(known)} draws that have ended"]
+
+
+def counted_draw(name, n, seed):
+    return {"of": "this version"}
+
+
+@pytest.mark.parametrize("stale", ["versions", "judge", "data", None])
+def test_draws_of_other_versions_judges_or_data_are_made_again(tmp_path, stale):
+    aside = tmp_path / "draws.jsonl"
+    head = origin(counted_draw)
+    old = json.dumps([["medium", 200, 1], {"of": "another version"}])
+    first = [] if stale is None else [json.dumps(head | {stale: "another"})]
+    aside.write_text("\n".join([*first, old, ""]))
+    progress, task = Lines(), ("medium", 200, 1)
+    assert judge_all(counted_draw, [task], 1, progress, aside) == {task: {"of": "this version"}}
+    assert "draws are made again" in progress.lines[0]
+    lines = list(map(json.loads, aside.read_text().splitlines()))
+    assert lines == [head, [list(task), {"of": "this version"}]]
 
 
 ENDED = """
