@@ -10,8 +10,8 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -368,15 +368,19 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
             sample = sample.drop_missing()
         parameters = {**self.get_params(deep=False), **self._fingerprints}
         parameters.pop("convergence", None)  # no sum depends on it
-        with (
-            options.opened(type(self).__name__, {**parameters, **functions}, sample) as executor,
-            self._reported(options.progress, executor, sample) as progress,
-            self._advice_on_missing(),
-        ):
-            context = self._context(sample, functions, executor, progress)
-            if context.imputed:
-                sample = context.sample
-            measured, fitted = self._run(context, sample)
+        try:
+            with (
+                options.opened(
+                    type(self).__name__, {**parameters, **functions}, sample
+                ) as executor,
+                self._reported(options.progress, executor, sample) as progress,
+            ):
+                context = self._context(sample, functions, executor, progress)
+                if context.imputed:
+                    sample = context.sample
+                measured, fitted = self._run(context, sample)
+        except NonFiniteValues as error:
+            raise self._advised(error) from error
         if measured.report.missing is not None:
             note_missing(
                 fitted["model_"].about,
@@ -396,11 +400,11 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         if getattr(self, "missing", "error") == "drop":
             sample = sample.drop_missing()
         executor = options.executor()
-        with (
-            self._reported(options.progress, executor, sample, plans=True) as progress,
-            self._advice_on_missing(),
-        ):
-            return self._planned(self._context(sample, functions, executor, progress))
+        try:
+            with self._reported(options.progress, executor, sample, plans=True) as progress:
+                return self._planned(self._context(sample, functions, executor, progress))
+        except NonFiniteValues as error:
+            raise self._advised(error) from error
 
     def _planned(
         self,
@@ -442,20 +446,16 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep what queries need to know of the rows that a first fit was given."""
 
-    @contextmanager
-    def _advice_on_missing(self) -> Iterator[None]:
-        """Errors of missing values name what leaves them out: a parameter, or a sample."""
-        try:
-            yield
-        except NonFiniteValues as error:
-            if not error.missing:
-                raise
-            if hasattr(self, "missing"):
-                values = "missing='drop' or 'impute'", "--missing drop or --missing impute"
-                advice = f"fit with {remedy(*values)}"
-            else:
-                advice = remedy("fit open_sample(...).drop_missing()", "ingest with --missing drop")
-            raise NonFiniteValues(f"{error}, or {advice}", missing=True) from error
+    def _advised(self, error: NonFiniteValues) -> NonFiniteValues:
+        """The error, which of missing values names what leaves them out."""
+        text = str(error)
+        if error.missing and hasattr(self, "missing"):
+            values = "missing='drop' or 'impute'", "--missing drop or --missing impute"
+            text = f"{text}, or fit with {remedy(*values)}"
+        elif error.missing:
+            values = "fit open_sample(...).drop_missing()", "ingest with --missing drop"
+            text = f"{text}, or {remedy(*values)}"
+        return NonFiniteValues(text, missing=error.missing)
 
     def _reported(
         self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False

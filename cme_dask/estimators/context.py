@@ -594,7 +594,7 @@ class FitContext:
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
                 bases[i], reached = self._sampled(i, kernel, ranks)
-            if self.adds_rounds and not reached and bases[i].rank != pivots.max_rank:
+            if not reached and bases[i].rank != pivots.max_rank and self.adds_rounds:
                 if top_up:
                     remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
                 else:
@@ -625,14 +625,12 @@ class FitContext:
         errors
             Relative trace error of each basis over all rows.
         """
-        if not self.adds_rounds:
-            return None, []
         remaining = {
             i: (pivots.rule(basis.kernel), PivotState.of(basis))
             for i, (pivots, basis) in enumerate(zip(self.pivots, bases, strict=True))
             if pivots.mode == "sampled" and basis.rank != pivots.max_rank and errors[i] > pivots.tol
         }
-        if not remaining:
+        if not remaining or not self.adds_rounds:
             return None, []
         others = {i: basis for i, basis in enumerate(bases) if i not in remaining}
         states, reports = self._in_rounds(others, remaining)

@@ -660,15 +660,12 @@ def sampled_cholesky(
     n, others = len(points), None
     # Rows are mapped once, and not again for each block of pivots.
     transform, base = kernel.unmapped
-
-    def factor_of(points: Array, rows: Array, weights: Array) -> PivotedFactor:
-        mapped = points if transform is None else transform(points)
-        return PivotedFactor(base, mapped, rows, weights, threads=threads)
-
     if not sample.complete:
         first = sample.prefix(2 * _CHECK_ROWS)
         check = first.parts[variable][1::2]
-        others = factor_of(check, np.arange(len(check)), first.importance[1::2])
+        check = check if transform is None else transform(check)
+        numbers, weights = np.arange(len(check)), first.importance[1::2]
+        others = PivotedFactor(base, check, numbers, weights, threads=threads)
     limit = n if max_rank is None else min(max_rank, n)
     by_trace = tol >= _COARSE
     size, target = prefix_rows(0, n, by_trace=by_trace), tol
@@ -679,7 +676,8 @@ def sampled_cholesky(
         # Of a longer prefix, or by another rule, the choice goes on with the same pivots.
         if factor is None or len(factor.rows) != size or by_trace != (selector is not None):
             weights = sample.prefix(step * size).importance[::step]
-            longer = factor_of(points[:size], rows[:size], weights)
+            some = points[:size] if transform is None else transform(points[:size])
+            longer = PivotedFactor(base, some, rows[:size], weights, threads=threads)
             if factor is not None:
                 longer.follow(factor, within=True)
             factor, selector, exhausted = longer, None, False  # no memory of those before

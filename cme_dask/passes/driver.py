@@ -196,7 +196,8 @@ class Executor:
             at_once = max((threads for threads, _ in self.worker_memory), default=self.workers)
             device = MemoryPlan(at_once * on_device, self.device_limit, "the device")
             plans.append((device, at_once))
-        worst, tasks = max(plans, key=lambda each: each[0].predicted / each[0].limit)
+        shares = [plan.predicted / plan.limit for plan, _ in plans]
+        worst, tasks = plans[int(np.argmax(shares))]
         if worst.predicted > worst.limit:
             raise ResourceError(self._refusal(cost, extent, tasks, worst))
         return worst
