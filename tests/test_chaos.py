@@ -122,6 +122,7 @@ def test_a_fit_survives_its_workers_under_nannies(stores, quiet):
             "cluster",
             [("Ctrl-C", PASS), ("client", PASS)],
             id="one after the other",
+            marks=slow,
         ),
         pytest.param("cme-dask fit", "cluster", ["everything", "SIGTERM"], id="all", marks=slow),
         pytest.param("cme-dask fit", "processes", [("process", PASS)], id="pool", marks=slow),

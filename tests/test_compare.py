@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import dask.array as da
@@ -44,6 +45,8 @@ def quick_peers(monkeypatch):
     monkeypatch.setattr(peers, "LEAVES", (1, 5))
     monkeypatch.setattr(peers, "STEPS", 5)
     monkeypatch.setattr(peers, "QUANTILES", (0.05, 0.5, 0.95))
+    brief = partial(peers.HistGradientBoostingRegressor, max_iter=20)
+    monkeypatch.setattr(peers, "HistGradientBoostingRegressor", brief)
 
 
 @pytest.fixture
