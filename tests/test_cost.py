@@ -294,7 +294,8 @@ def test_a_plan_has_the_pass_that_observes_bounds():
     assert plan.passes == fit.n_passes_
     assert plan.further_pass.rows == 600
     assert plan.parts["pass: ranges of basis functions"] == plan.further_pass.seconds > 0.0
-    assert plan.memory.predicted == fit.report_.memory.predicted
+    # What the process holds already is part of both, and changes from one to the other.
+    assert plan.memory.predicted == pytest.approx(fit.report_.memory.predicted, rel=0.05)
     sampled = clone(estimator).set_params(constraint=Certified(bounds="sample"))
     assert sampled.plan(x, y, workers=1).further_pass is None
 

@@ -486,8 +486,10 @@ def test_labels_and_growing_have_no_location():
     with pytest.raises(DataError, match="takes no more rows"):
         given("x2").partial_fit(x, y)
     fit = given("x2").fit(x, y)
-    with pytest.raises(DataError, match=r"don't add up: fit without location=$"):
+    with pytest.raises(DataError, match="takes no more rows.*no location="):
         fit.partial_fit(x, y)
+    with pytest.raises(DataError, match=r"don't add up: fit without location=$"):
+        fit.set_params(location=None).partial_fit(x, y)
 
 
 def test_the_command_takes_a_column(tmp_path):
