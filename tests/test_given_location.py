@@ -486,7 +486,7 @@ def test_labels_and_growing_have_no_location():
     with pytest.raises(DataError, match="takes no more rows"):
         given("x2").partial_fit(x, y)
     fit = given("x2").fit(x, y)
-    with pytest.raises(DataError, match="takes no more rows.*no location="):
+    with pytest.raises(DataError, match=r"takes no more rows.*no location="):
         fit.partial_fit(x, y)
     with pytest.raises(DataError, match=r"don't add up: fit without location=$"):
         fit.set_params(location=None).partial_fit(x, y)
