@@ -202,7 +202,7 @@ def test_a_study_that_fails_or_is_interrupted_ends_at_once(tmp_path, by):
     assert not list(ended.iterdir())
     head, *draws = map(json.loads, aside.read_text().splitlines())
     assert head == origin(quick_or_slow)
-    assert {seed for (_, _, seed), _ in draws} >= {0}
+    assert {seed for (_, _, seed), _ in draws} & {0, 1}  # whichever ends first
     progress = Lines()
     known = [task for task in tasks if list(task) in [draw[0] for draw in draws]]
     assert judge_all(quick_or_slow, known, 1, progress, aside) == {
