@@ -42,9 +42,9 @@ def sides_of(x, y, weights):
 
 def cross_validate(folds):
     """Mean losses over the folds, by weight: joint, of functions, and of their means."""
-    each = [fold.losses(REGS) for fold in folds]
-    parts = zip(*((one.joint, one.squared, one.baseline) for one in each), strict=True)
-    return [over_folds(folds, np.stack(part))[0] for part in parts]
+    parts = zip(*(fold.losses(REGS) for fold in folds), strict=True)
+    weights = np.array([fold.held.weight for fold in folds])
+    return [over_folds(weights, np.stack(part))[0] for part in parts]
 
 
 def refit(sides, x, y, weights, out, reg):
@@ -113,7 +113,8 @@ def test_screening_gives_the_same_losses():
         ScreenedSide(rows, side.basis.kernel, part[rows.order], 1e-4, 40)
         for side, part in zip(sides, (x, y), strict=True)
     ]
-    joint, squared, baseline = cross_validate(list(screened_folds(rows, *screened)))
+    losses = screened_folds(rows, *screened).losses(REGS)
+    joint, squared, baseline = (over_folds(rows.shares, part)[0] for part in losses)
     bases = []
     for side, part in zip(sides, (x, y), strict=True):
         kept = part[rows.order]

@@ -23,7 +23,7 @@ from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction, CellSums
-from cme_dask.numerics.crossval import FactoredFold, HeldFold, factored_folds, held_folds
+from cme_dask.numerics.crossval import FactoredFold, HeldFold, Losses, factored_folds, held_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSets, MomentSums
 from cme_dask.numerics.precision import ComputeMode
 from cme_dask.numerics.problem import Answer, JointSolver, Regularization, replicates
@@ -303,7 +303,11 @@ class EnsembleFit:
         retained = 1.0
         if folds:
             regs = _ridges(reg) if self.learn_reg else [reg]
-            losses = estimated(folds, regs, search.functions)
+            of_folds = Losses(
+                *map(np.stack, zip(*(fold.losses(regs) for fold in folds), strict=True))
+            )
+            weights = np.array([fold.held.weight for fold in folds])
+            losses = estimated(of_folds, weights, search.functions)
             best = int(np.argmin(search.score(losses[0][0], losses[1][0])))
             reg = regs[best]
             reached = [(float(mean[best]), float(error[best])) for mean, error in losses]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import lapack, solve_triangular
@@ -10,7 +10,7 @@ from scipy.linalg import lapack, solve_triangular
 from cme_dask.kernels import Kernel
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.crossval import HeldFold
+from cme_dask.numerics.crossval import HeldFold, HeldFolds
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import Regularization
@@ -24,22 +24,20 @@ Array = Any
 _LEAST_ROWS = 64  # that pivots of a search are chosen from
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Weighted sums over some rows: of N N^T, N, N t^T for the events t, and of k(z, z)."""
+class _Sums(NamedTuple):
+    """Weighted sums over some rows: of N N^T, N, N t^T for the events t, and of k(z, z).
+
+    With a first axis of folds, or over the rows of all.
+    """
 
     gram: Array
     mean: Array
     events: Array
-    trace: float
+    trace: Array
 
-    def __sub__(self, other: "_Sums") -> "_Sums":
-        return _Sums(
-            self.gram - other.gram,
-            self.mean - other.mean,
-            self.events - other.events,
-            self.trace - other.trace,
-        )
+    def without(self, folds: "_Sums") -> "_Sums":
+        """Those over the rows of all, without each fold."""
+        return _Sums(*(of_all - each for of_all, each in zip(self, folds, strict=True)))
 
 
 class ScreenedRows:
@@ -61,7 +59,7 @@ class ScreenedRows:
         self.weights = weights[self.order]
         self.events = events[self.order]
         numbers, starts = np.unique(folds[self.order], return_index=True)
-        edges = [*starts.tolist(), len(folds)]
+        self.starts, edges = starts, [*starts.tolist(), len(folds)]
         self.slices = [slice(edges[i], edges[i + 1]) for i in range(len(numbers))]
         weighted = self.weights[:, None] * self.events
         self.shares = np.array([self.weights[s].sum() for s in self.slices])
@@ -137,29 +135,19 @@ class ScreenedSide:
         self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
     ) -> None:
         self._rows, self._kernel = rows, kernel
-        self._bases: list[tuple[Array, Array]] | None = None
-        self._held: list[tuple[Array, Array]] | None = None
+        self._bases: tuple[Array, Array] | None = None
+        self._held: tuple[Array, Array] | None = None
         pivots, self._factor = pivots_of_few(kernel, values, tol, max_rank, rows.weights)
         self._pivots = values[pivots]
         self.newton = self.at(values)
         self.rank = len(pivots)
         weighted = rows.weights[:, None] * self.newton
-        diagonal = rows.weights * kernel.diagonal(values)
-        self.folds = [
-            _Sums(
-                weighted[s].T @ self.newton[s],
-                weighted[s].sum(axis=0),
-                weighted[s].T @ rows.events[s],
-                float(diagonal[s].sum()),
-            )
-            for s in rows.slices
-        ]
-        self.total = _Sums(
-            sum(f.gram for f in self.folds),
-            sum(f.mean for f in self.folds),
-            sum(f.events for f in self.folds),
-            sum(f.trace for f in self.folds),
-        )
+        right = np.column_stack([self.newton, rows.events, np.ones(len(values))])
+        sums = np.stack([weighted[s].T @ right[s] for s in rows.slices])
+        traces = np.add.reduceat(rows.weights * kernel.diagonal(values), rows.starts)
+        m = self.rank
+        self.folds = _Sums(sums[..., :m], sums[..., -1], sums[..., m:-1], traces)
+        self.total = _Sums(*(each.sum(axis=0) for each in self.folds))
 
     def at(self, values: Array) -> Array:
         """The Newton basis at rows of the variable, shape (q, rank)."""
@@ -169,58 +157,100 @@ class ScreenedSide:
     # No cached_property: until Python 3.12 it locks out the sides that other threads make.
 
     @property
-    def bases(self) -> list[tuple[Array, Array]]:
-        """Centred eigenbases without each fold: transform and eigenvalues."""
+    def bases(self) -> tuple[Array, Array]:
+        """Centred eigenbases without each fold: transforms (F, m, k), and eigenvalues (F, k)."""
         if self._bases is None:
-            rest = (self._rows.shares.sum() - self._rows.shares).tolist()
-            sums = [self.total - fold for fold in self.folds]
-            self._bases = [
-                eigenbasis(each.gram / weight, each.mean / weight)
-                for each, weight in zip(sums, rest, strict=True)
-            ]
+            rest = self.total.without(self.folds)
+            weight = self._rows.shares.sum() - self._rows.shares
+            means = rest.mean / weight[:, None]
+            grams = rest.gram / weight[:, None, None]
+            centred = means.any(axis=-1)
+            if centred.all() or not centred.any():
+                self._bases = eigenbasis(grams, means)
+            else:  # a function more where the mean is zero: elsewhere one that is zero
+                self._bases = _side_by_side(map(eigenbasis, grams, means), grams.shape)
         return self._bases
 
     @property
-    def held(self) -> list[tuple[Array, Array]]:
+    def held(self) -> tuple[Array, Array]:
         """Means over each fold in these bases: of products of two functions, and of functions."""
         if self._held is None:
-            self._held = [
-                (transform.T @ fold.gram @ transform / share, transform.T @ fold.mean / share)
-                for fold, share, (transform, _) in zip(
-                    self.folds, self._rows.shares, self.bases, strict=True
-                )
-            ]
+            transform, _ = self.bases
+            share = self._rows.shares[:, None]
+            gram = transform.mT @ self.folds.gram @ transform / share[..., None]
+            self._held = gram, _times(transform, self.folds.mean) / share
         return self._held
 
 
-def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> list[HeldFold]:
+def _times(transforms: Array, vectors: Array) -> Array:
+    """T^T c of each fold."""
+    product: Array = (transforms.mT @ vectors[..., None])[..., 0]
+    return product
+
+
+def _side_by_side(
+    bases: Iterable[tuple[Array, Array]], shape: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Bases of different numbers of functions, filled up by functions that are zero."""
+    transforms, eigenvalues = np.zeros(shape), np.zeros(shape[:2])
+    for i, (transform, lam) in enumerate(bases):
+        transforms[i, :, : len(lam)], eigenvalues[i, : len(lam)] = transform, lam
+    return transforms, eigenvalues
+
+
+def _crossed(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> Array:
+    """Weighted sums of N_Y N_X^T over each fold, shape (F, m_Y, m_X)."""
+    weighted = rows.weights[:, None] * y.newton
+    return np.stack([weighted[s].T @ x.newton[s] for s in rows.slices])
+
+
+def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> HeldFolds:
     """Every fold held out, for this pair of bases."""
-    means = screened_means(rows, x, y)
-    bases, of_sides = zip(x.bases, y.bases, strict=True), zip(x.held, y.held, strict=True)
-    return [
-        HeldFold(rest, held, *of_fold)
-        for (rest, held), *of_fold in zip(means, bases, of_sides, strict=True)
-    ]
+    (transform_x, lam_x), (transform_y, lam_y) = x.bases, y.bases
+    share = rows.shares[:, None, None]
+    weight = rows.shares.sum() - share
+    own = _crossed(rows, x, y)
+    rest, held = (
+        transform_y.mT @ each @ transform_x
+        for each in ((own.sum(axis=0) - own) / weight, own / share)
+    )
+    (gram_x, mean_x), (gram_y, mean_y) = x.held, y.held
+    return HeldFolds(
+        lam_x,
+        lam_y,
+        rest,
+        transform_y.mT @ ((y.total.events - y.folds.events) / weight),
+        (rows.event_sums.sum(axis=0) - rows.event_sums) / weight[:, 0],
+        gram_x,
+        gram_y,
+        held,
+        mean_x,
+        mean_y,
+        transform_x.mT @ (x.folds.events / share),
+        rows.event_sums / rows.shares[:, None],
+        rows.event_squares / rows.shares[:, None],
+    )
 
 
 def screened_means(
     rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide
 ) -> Iterator[tuple[Moments, Moments]]:
     """Means over the rows without each fold, and over its own, for this pair of bases."""
-    weighted = rows.weights[:, None] * y.newton
-    cross = [weighted[s].T @ x.newton[s] for s in rows.slices]
+    own = _crossed(rows, x, y)
     sums = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
-    all_cross, all_events = sum(cross), sums.sum(axis=0)
-    weight = rows.shares.sum()
-    for i, (own, events, share) in enumerate(zip(cross, sums, rows.shares, strict=True)):
-        rest = _means(
-            weight - share,
-            x.total - x.folds[i],
-            y.total - y.folds[i],
-            all_cross - own,
-            all_events - events,
+    weights = rows.shares.sum() - rows.shares, rows.shares
+    sides = [(each.total.without(each.folds), each.folds) for each in (x, y)]
+    pairs = (own.sum(axis=0) - own, own), (sums.sum(axis=0) - sums, sums)
+    for i in range(len(own)):
+        rest, held = (
+            _means(
+                float(weights[k][i]),
+                *(_Sums(*(each[i] for each in side[k])) for side in sides),
+                *(pair[k][i] for pair in pairs),
+            )
+            for k in (0, 1)
         )
-        yield rest, _means(share, x.folds[i], y.folds[i], own, events)
+        yield rest, held
 
 
 def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Moments:
@@ -233,9 +263,9 @@ def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Mo
         ("y", "f(y)"): y.events / weight,
         ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
     }
-    traces = {"x": x.trace / weight, "y": y.trace / weight}
+    traces = {"x": float(x.trace) / weight, "y": float(y.trace) / weight}
     means = {"x": x.mean / weight, "y": y.mean / weight, "f(y)": mean}
-    return Moments(float(weight), blocks, means, traces, {"y": np.zeros(len(mean))})
+    return Moments(weight, blocks, means, traces, {"y": np.zeros(len(mean))})
 
 
 # Whether laws of residuals, moved to a location, are better than plain ones: held-out CRPS
@@ -371,8 +401,10 @@ def screened_laws(
         ScreenedSide(rows, kernel, part[rows.order], tol, max_rank)
         for kernel, part in zip(kernels, parts, strict=True)
     )
-    for fold, held in zip(screened_folds(rows, x, y), rows.slices, strict=True):
-        solution = fold.solution(reg)
+    of_x, of_y = (zip(*side.bases, strict=True) for side in (x, y))
+    each = zip(screened_means(rows, x, y), of_x, of_y, rows.slices, strict=True)
+    for means, *bases, held in each:
+        solution = HeldFold(*means, bases).solution(reg)
         rest = np.ones(len(folds), dtype=bool)
         rest[held] = False
         left = x.newton[held] @ solution.transform_x @ solution.coef.T

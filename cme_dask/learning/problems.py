@@ -28,7 +28,7 @@ from cme_dask.learning.search import (
     SearchProblem,
     search,
 )
-from cme_dask.numerics.crossval import FactoredFold, HeldFold, over_folds
+from cme_dask.numerics.crossval import Losses, over_folds
 from cme_dask.numerics.embedding import FoldLoss, squared_loss, surrogate_loss
 from cme_dask.numerics.moments import Function
 from cme_dask.numerics.problem import Regularization
@@ -69,7 +69,8 @@ class JointProblem(SearchProblem):
 
     def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
         """Joint loss and sliced CRPS."""
-        joint, crps = estimated(screened_folds(self.rows, x, y), self.regs, self.functions)
+        losses = screened_folds(self.rows, x, y).losses(self.regs)
+        joint, crps = estimated(losses, self.rows.shares, self.functions)
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
 
     def prepare(self, side: ScreenedSide) -> None:
@@ -96,17 +97,22 @@ class JointProblem(SearchProblem):
 
 
 def estimated(
-    folds: Sequence[HeldFold | FactoredFold],
-    regs: Sequence[Regularization],
-    functions: ScoringFunctions,
+    losses: Losses, weights: Array, functions: ScoringFunctions
 ) -> tuple[Estimated, Estimated]:
-    """Joint loss, and sliced CRPS less that of independence, for each ridge."""
-    each = [fold.losses(regs) for fold in folds]
-    q = len(functions)  # the last of the functions
-    crps = [(one.squared[:, -q:] - one.baseline[-q:]) @ functions.scores for one in each]
-    return over_folds(folds, np.stack([one.joint for one in each])), over_folds(
-        folds, np.stack(crps)
-    )
+    """Joint loss, and sliced CRPS less that of independence, for each ridge.
+
+    Parameters
+    ----------
+    losses
+        Of F folds: arrays whose first axis is the fold.
+    weights
+        Of the folds, shape (F,).
+    functions
+        Of the sliced CRPS, the last of those in the losses.
+    """
+    q = len(functions)
+    gained = losses.squared[..., -q:] - losses.baseline[:, None, -q:]
+    return over_folds(weights, losses.joint), over_folds(weights, gained @ functions.scores)
 
 
 def search_joint(

@@ -614,31 +614,35 @@ def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, 
     Parameters
     ----------
     gram
-        E[N N^T], shape (m, m).
+        E[N N^T], shape (m, m), or (..., m, m) of several.
     complement_of
-        Means c = E N: restrict to their orthonormal complement Q, so that E psi = 0.
+        Means c = E N, shape (..., m): restrict to their orthonormal complement Q, so that E psi =
+        0. All are zero, or none is.
 
     Returns
     -------
-    transform : (m, k) with k = m, or m - 1 if restricted
-    eigenvalues : (k,), descending, clipped at zero
+    transform : (..., m, k) with k = m, or m - 1 if restricted
+    eigenvalues : (..., k), descending, clipped at zero
     """
-    norm = 0.0 if complement_of is None else np.linalg.norm(complement_of)
-    if norm == 0.0:
-        eigenvalues, vectors = np.linalg.eigh((gram + gram.T) / 2)
-        return vectors[:, ::-1], np.maximum(eigenvalues[::-1], 0.0)
+    if complement_of is None or not complement_of.any():
+        eigenvalues, vectors = np.linalg.eigh((gram + gram.mT) / 2)
+        return vectors[..., ::-1], np.maximum(eigenvalues[..., ::-1], 0.0)
     # Q: the last m - 1 columns of the Householder reflection 1 - 2 r r^T that maps c to a multiple
     # of e_1. It is applied by vectors: two products with Q would cost as much as the eigenbasis.
     reflector = np.array(complement_of, dtype=np.float64)
-    reflector[0] += np.copysign(norm, reflector[0])
-    reflector /= np.linalg.norm(reflector)
-    image = gram @ reflector
-    image -= (reflector @ image) * reflector
-    inner = gram - 2.0 * (np.outer(reflector, image) + np.outer(image, reflector))
-    eigenvalues, vectors = np.linalg.eigh((inner[1:, 1:] + inner[1:, 1:].T) / 2)
-    transform = np.vstack([np.zeros((1, len(gram) - 1)), vectors[:, ::-1]])
-    transform -= 2.0 * np.outer(reflector, reflector[1:] @ transform[1:])
-    return transform, np.maximum(eigenvalues[::-1], 0.0)
+    norm = np.linalg.norm(reflector, axis=-1)
+    reflector[..., 0] += np.copysign(norm, reflector[..., 0])
+    reflector /= np.linalg.norm(reflector, axis=-1, keepdims=True)
+    image = (gram @ reflector[..., None])[..., 0]
+    image -= (reflector * image).sum(axis=-1, keepdims=True) * reflector
+    rest, of_image = reflector[..., 1:], image[..., 1:]
+    moved = rest[..., :, None] * of_image[..., None, :]
+    inner = gram[..., 1:, 1:] - 2.0 * (moved + moved.mT)
+    eigenvalues, vectors = np.linalg.eigh((inner + inner.mT) / 2)
+    vectors = vectors[..., ::-1]
+    transform = -2.0 * reflector[..., :, None] * (rest[..., None, :] @ vectors)
+    transform[..., 1:, :] += vectors
+    return transform, np.maximum(eigenvalues[..., ::-1], 0.0)
 
 
 # Bases of one variable side by side: for density ratios that are means of several

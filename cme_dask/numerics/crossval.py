@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.moments import Moments, MomentSums
+from cme_dask.numerics.moments import Moments, MomentSums, squared_error
 from cme_dask.numerics.problem import JointProblem, JointSolution, Regularization, SolverInfo
 
 # Jackknife replicates and held-out errors, from moments by fold and without another pass
@@ -21,6 +21,8 @@ from cme_dask.numerics.problem import JointProblem, JointSolution, Regularizatio
 Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
+
+_AT_ONCE = 1 << 18  # numbers in coefficients of several folds and ridges, which caches hold
 
 
 def interval_factor(folds: int, level: Any = 0.95) -> float:
@@ -78,8 +80,7 @@ def held_out(
     return [value for value, _ in each], shares / shares.sum() if each else shares
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOut(NamedTuple):
     r"""Moments of held-out rows in the bases of a solution: then a loss is two small products.
 
     .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2,
@@ -103,20 +104,12 @@ class HeldOut:
     mean_y: Array
 
     @classmethod
-    def of(
-        cls,
-        held: Moments,
-        transform_x: Array,
-        transform_y: Array,
-        of_sides: Sequence[tuple[Array, Array]] | None = None,
-    ) -> "HeldOut":
-        """In the bases psi = T^T N; ``of_sides``: E[psi psi^T] and E psi, where they are known."""
-        if of_sides is None:
-            of_sides = [
-                (transform.T @ held.blocks[v, v] @ transform, transform.T @ held.means[v])
-                for v, transform in zip("xy", (transform_x, transform_y), strict=True)
-            ]
-        (gram_x, mean_x), (gram_y, mean_y) = of_sides
+    def of(cls, held: Moments, transform_x: Array, transform_y: Array) -> "HeldOut":
+        """In the bases psi = T^T N."""
+        (gram_x, mean_x), (gram_y, mean_y) = (
+            (transform.T @ held.blocks[v, v] @ transform, transform.T @ held.means[v])
+            for v, transform in zip("xy", (transform_x, transform_y), strict=True)
+        )
         cross = transform_y.T @ held.blocks["y", "x"] @ transform_x
         return cls(gram_x, gram_y, cross, mean_x, mean_y)
 
@@ -125,10 +118,13 @@ class HeldOut:
 
         ``square``: H^T E[psi_Y psi_Y^T] H, where it is known.
         """
+        centred = self.cross - self.mean_y[..., :, None] * self.mean_x[..., None, :]
+        gain = (coef * centred).sum(axis=(-2, -1))
         if square is None:
-            square = coef.swapaxes(-1, -2) @ (self.gram_y @ coef)
-        gain = (coef * (self.cross - np.outer(self.mean_y, self.mean_x))).sum(axis=(-2, -1))
-        return np.asarray((square * self.gram_x).sum(axis=(-2, -1)) - 2.0 * gain)
+            squared = (self.gram_y @ coef) * (coef @ self.gram_x)
+        else:
+            squared = square * self.gram_x
+        return np.asarray(squared.sum(axis=(-2, -1)) - 2.0 * gain)
 
 
 def held_out_loss(held: Moments, solution: JointSolution) -> float:
@@ -178,8 +174,7 @@ def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
 # Cross-validation from moments: every fold and every ridge, from one set of them
 
 
-@dataclass(frozen=True, eq=False)
-class Losses:
+class Losses(NamedTuple):
     """Held-out losses of the normalized model, a row for each ridge.
 
     Attributes
@@ -197,6 +192,73 @@ class Losses:
     baseline: Array
 
 
+class HeldFolds(NamedTuple):
+    r"""Folds held out, F of them: means in the centred eigenbases psi of the rows of the others.
+
+    Attributes
+    ----------
+    eigenvalues_x, eigenvalues_y
+        E psi^2 over the other folds, shapes (F, k_X) and (F, k_Y).
+    correlation
+        E[psi_Y psi_X^T] over the other folds, shape (F, k_Y, k_X): over D, see
+        :class:`Regularization`, it is H of their refit.
+    target, constant
+        E[psi_Y f^T] and E f of functions f of y over the other folds, (F, k_Y, q) and (F, q).
+    gram_x, gram_y, cross, mean_x, mean_y
+        Means over each fold, see :class:`HeldOut`, with a first axis of folds.
+    of_x, mean, square
+        E[psi_X f^T], E f and E f^2 over each fold, shapes (F, k_X, q), (F, q) and (F, q).
+    """
+
+    eigenvalues_x: Array
+    eigenvalues_y: Array
+    correlation: Array
+    target: Array
+    constant: Array
+    gram_x: Array
+    gram_y: Array
+    cross: Array
+    mean_x: Array
+    mean_y: Array
+    of_x: Array
+    mean: Array
+    square: Array
+
+    def losses(self, regs: Sequence[Regularization]) -> Losses:
+        """Losses of refits with positive ridges on the fold that they lack: arrays (F, ...)."""
+        at_once = max(_AT_ONCE // max(len(regs) * self.correlation[0].size, 1), 1)
+        parts = [
+            HeldFolds(*(each[i : i + at_once] for each in self))._at_once(regs)
+            for i in range(0, len(self.mean), at_once)
+        ]
+        return Losses(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _at_once(self, regs: Sequence[Regularization]) -> Losses:
+        lam = self.eigenvalues_y, self.eigenvalues_x
+        denominators = np.stack([reg.denominator(*lam) for reg in regs], axis=1)
+        # The second axis is that of ridges.
+        each = HeldFolds(*(of_folds[:, None] for of_folds in self))
+        coef = each.correlation / denominators
+        unseen = HeldOut(each.gram_x, each.gram_y, each.cross, each.mean_x, each.mean_y)
+        squared = each._squared_error(coef.mT @ each.target)
+        return Losses(
+            unseen.loss(coef), squared, each._squared_error(each.target[..., :0, :])[:, 0]
+        )
+
+    def _squared_error(self, slope: Array) -> Array:
+        """Of constant + psi^T slope, with as many functions psi as there are slopes."""
+        k = slice(slope.shape[-2])
+        return squared_error(
+            self.constant,
+            slope,
+            self.gram_x[..., k, k],
+            self.mean_x[..., k],
+            self.of_x[..., k, :],
+            self.mean,
+            self.square,
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class HeldFold:
     """One fold held out: means over the other folds, means over it, the others' eigenbases.
@@ -208,14 +270,11 @@ class HeldFold:
     bases
         The centred bases of the other folds: transform and eigenvalues of x and of y, see
         :class:`JointProblem`.
-    of_sides
-        What the means over its own rows are in these bases, see :class:`HeldOut`, if known.
     """
 
     rest: Moments
     held: Moments
     bases: Sequence[tuple[Array, Array]]
-    of_sides: Sequence[tuple[Array, Array]] | None = None
 
     def problem(self, reg: Regularization) -> JointProblem:
         """The quadratic program of the other folds, normalized, with a positive ridge."""
@@ -228,17 +287,21 @@ class HeldFold:
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:
         """Losses on the fold of refits with positive ridges, fitted without it."""
-        problem = self.problem(regs[0])
-        (transform_x, _), (transform_y, _) = self.bases
-        unseen = HeldOut.of(self.held, transform_x, transform_y, self.of_sides)
-        target = transform_y.T @ self.rest.blocks["y", "f(y)"]
-        constant = self.rest.means["f(y)"]
-        coef = problem.free_of(regs)
-        slopes = transform_x @ (coef.transpose(0, 2, 1) @ target)
-        squared = self.held.squared_error("x", "y", constant, slopes)
-        flat = np.zeros((len(transform_x), len(constant)))
-        baseline = self.held.squared_error("x", "y", constant, flat)
-        return Losses(unseen.loss(coef), squared, baseline)
+        rest, held, shift = self.rest, self.held, self.rest.shifts["y"]
+        (transform_x, lam_x), (transform_y, lam_y) = self.bases
+        alone = (
+            lam_x,
+            lam_y,
+            transform_y.T @ rest.blocks["y", "x"] @ transform_x,
+            transform_y.T @ rest.blocks["y", "f(y)"],
+            rest.means["f(y)"] - shift,
+            *HeldOut.of(held, transform_x, transform_y),
+            transform_x.T @ held.blocks["x", "f(y)"],
+            held.means["f(y)"] - shift,
+            np.diagonal(held.blocks["f(y)", "f(y)"]),
+        )
+        losses = HeldFolds(*(each[None] for each in alone)).losses(regs)
+        return Losses(*(each[0] for each in losses))
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,10 +402,9 @@ def joint_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     return HeldFold(rest, held, bases).losses(both).joint
 
 
-def over_folds(folds: Sequence[HeldFold | FactoredFold], values: Array) -> tuple[Array, Array]:
-    """Mean by weight of values (F, ...) over the folds, and its standard error."""
-    share = np.array([fold.held.weight for fold in folds])
-    share = share / share.sum()
+def over_folds(weights: Array, values: Array) -> tuple[Array, Array]:
+    """Mean of values (F, ...) by the weights of the folds, shape (F,), and its standard error."""
+    share = weights / weights.sum()
     mean = np.tensordot(share, values, 1)
     spread = np.tensordot(share**2, (values - mean) ** 2, 1)
     return mean, np.sqrt(spread * len(share) / max(len(share) - 1, 1))

@@ -340,25 +340,56 @@ class Moments:
         """
         f_given, f_of = f"f({given})", f"f({of})"
         offset = constant - self.shifts[of][columns]
-        mean = (self.means[f"f({of})"] - self.shifts[of])[columns]
+        mean = (self.means[f_of] - self.shifts[of])[columns]
         square = np.diag(self.blocks[f_of, f_of])[columns]
-        cross = self.blocks[given, f_of][:, columns]
-        # One product for all predictions.
-        product = np.moveaxis(np.tensordot(self.blocks[given, given], slope, (1, -2)), 0, -2)
-        model = (slope * product).sum(axis=-2)
+        cross, more = self.blocks[given, f_of][:, columns], 0.0
         if trend is not None:
             d = trend.shape[-2]
             shift = self.shifts[given][:d]
             offset = offset + shift @ trend
-            mean = mean - (self.means[f"f({given})"][:d] - shift) @ trend
-            left = self.blocks[given, f_given][:, :d] @ trend
+            mean = mean - (self.means[f_given][:d] - shift) @ trend
+            cross = cross - self.blocks[given, f_given][:, :d] @ trend
             right = self.blocks[f_given, f_of][:d, columns]
-            model = model + 2 * (slope * left).sum(axis=-2) - 2 * (trend * right).sum(axis=-2)
-            model = model + (trend * (self.blocks[f_given, f_given][:d, :d] @ trend)).sum(axis=-2)
-        model = model + 2 * offset * (self.means[given] @ slope)
-        return np.maximum(
-            offset**2 + model + square - 2 * offset * mean - 2 * (slope * cross).sum(axis=-2), 0.0
-        )
+            more = (trend * (self.blocks[f_given, f_given][:d, :d] @ trend - 2 * right)).sum(
+                axis=-2
+            )
+        gram, centre = self.blocks[given, given], self.means[given]
+        return squared_error(offset, slope, gram, centre, cross, mean, square + more)
+
+
+def squared_error(
+    offset: Array,
+    slope: Array,
+    gram: Array,
+    centre: Array,
+    cross: Array,
+    mean: Array,
+    square: Array,
+) -> Array:
+    r"""Mean squared error of linear predictions of functions, from means over rows.
+
+    .. math:: \mathrm E (a + N^T B - f)^2 = a^2 + \mathrm E f^2 - 2 a \, \mathrm E f
+              + \langle B, \, \mathrm E[N N^T] B
+              + 2 \, \mathrm E N \, a^T - 2 \, \mathrm E[N f^T] \rangle
+
+    for each of q functions, where the product is a sum over the m basis functions.
+
+    Parameters
+    ----------
+    offset, slope
+        a and B, shapes (..., q) and (..., m, q).
+    gram, centre
+        E[N N^T] and E N, shapes (..., m, m) and (..., m).
+    cross, mean, square
+        E[N f^T], E f and E f^2, shapes (..., m, q), (..., q) and (..., q).
+
+    Returns
+    -------
+    error : (..., q), at least 0
+    """
+    of_slope = gram @ slope + 2.0 * (centre[..., None] * offset[..., None, :] - cross)
+    error = offset**2 - 2.0 * offset * mean + square + (slope * of_slope).sum(axis=-2)
+    return np.maximum(error, 0.0)
 
 
 _CONSTANT = 1e-12  # of what cancels in a variance: below that it is rounding

@@ -69,10 +69,11 @@ class Regularization(NamedTuple):
         return cls(float(pair[0]), float(pair[1]), form)
 
     def denominator(self, lam_y: Array, lam_x: Array) -> Array:
-        """D, shape (len(lam_y), len(lam_x))."""
+        """D, shape (..., k_Y, k_X), of eigenvalues of shapes (..., k_Y) and (..., k_X)."""
+        of_y, of_x = lam_y[..., :, None], lam_x[..., None, :]
         if self.form == "single":
-            return np.outer(lam_y, lam_x) + self.x
-        return np.outer(lam_y + self.y, lam_x + self.x)
+            return of_y * of_x + self.x
+        return (of_y + self.y) * (of_x + self.x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +152,6 @@ class JointProblem:
             lam_y,
             centred,
         )
-
-    def free_of(self, regs: Sequence[Regularization]) -> Array:
-        """The minimisers with other positive ridges, shape (R, k_Y, k_X): the eigenbases stay."""
-        lam = self.eigenvalues_y, self.eigenvalues_x
-        return -self.linear / np.stack([reg.denominator(*lam) for reg in regs])
 
     @property
     def free(self) -> Array:
