@@ -218,13 +218,17 @@ class Stationary(LengthScaled, abstract=True):
         # |u|^2 + |v|^2 - 2 u^T v as one product.
         left = xp.concat([u, lengths[:, None], xp.ones_like(lengths)[:, None]], axis=1)
         ends = xp.sum(squares_v, axis=1)[:, None]
-        squares = left @ xp.concat([-2.0 * v, xp.ones_like(ends), ends], axis=1).T
-        slopes = self._slopes(xp, squares, weights)
+        right = xp.concat([-2.0 * v, xp.ones_like(ends), ends], axis=1).T
         (far,) = xp.nonzero(lengths > _LOST)
-        if far.shape[0]:
-            slopes = xp.where(lengths[:, None] > _LOST, 0.0, slopes)
-        totals = xp.sum(slopes, axis=1) @ squares_u + xp.sum(slopes, axis=0) @ squares_v
-        totals = totals - 2.0 * xp.sum(u * (slopes @ v), axis=0)
+        totals, of_points = xp.zeros_like(centre), xp.zeros_like(ends[:, 0])
+        for few in in_cache(weights):
+            slopes = self._slopes(xp, left[few, :] @ right, weights[few, :])
+            if far.shape[0]:
+                slopes = xp.where(lengths[few, None] > _LOST, 0.0, slopes)
+            of_points = of_points + xp.sum(slopes, axis=0)
+            totals = totals + xp.sum(slopes, axis=1) @ squares_u[few, :]
+            totals = totals - 2.0 * xp.sum(u[few, :] * (slopes @ v), axis=0)
+        totals = totals + of_points @ squares_v
         if far.shape[0]:  # by differences, which do not cancel
             rows = xp.take(X, far, axis=0)
 
