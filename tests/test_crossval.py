@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from cme_dask.kernels import Gaussian, Matern
-from cme_dask.learning.losses import ScreenedRows, ScreenedSide, pivots_of_few, screened_folds
-from cme_dask.numerics.basis import NewtonBasis
+from cme_dask.kernels import Gaussian, Linear, Matern
+from cme_dask.learning.losses import (
+    ScreenedRows,
+    ScreenedSide,
+    pivots_of_few,
+    screened_folds,
+    screened_means,
+)
+from cme_dask.numerics.basis import NewtonBasis, eigenbasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import factored_folds, held_folds, over_folds
+from cme_dask.numerics.crossval import HeldFold, factored_folds, held_folds, over_folds
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
 from cme_dask.numerics.scoring import make_thresholds
@@ -127,6 +133,29 @@ def test_screening_gives_the_same_losses():
     np.testing.assert_allclose(joint, expected[0], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(squared, expected[1][:, -q:], rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(baseline, expected[2][-q:], rtol=1e-10)
+
+
+def test_screening_takes_folds_without_which_the_mean_is_zero():
+    rng = np.random.default_rng(5)
+    half = rng.integers(1, 9, 30).astype(float)
+    # Without the first fold values cancel to the bit, and no function of mean zero is lost.
+    x = np.concatenate([[1.0, 2.0, 3.0], np.column_stack([half, -half]).ravel()])[:, None]
+    folds = np.concatenate([[0, 0, 0], np.repeat(np.arange(30) % 3 + 1, 2)])
+    y = x**2 + x + rng.standard_normal(x.shape)
+    weights = np.full(len(x), 1 / 64)
+    events = make_thresholds(y, weights, (False,))
+    rows = ScreenedRows(weights, folds, events(y))
+    screened = [
+        ScreenedSide(rows, kernel, part[rows.order], 1e-9, 20)
+        for kernel, part in ((Linear(), x), (Gaussian(3.0), y))
+    ]
+    losses = screened_folds(rows, *screened).losses(REGS)
+    for i, (rest, held) in enumerate(screened_means(rows, *screened)):
+        bases = [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"]
+        assert bases[0][0].shape[1] == (1 if i == 0 else 0)
+        expected = HeldFold(rest, held, bases).losses(REGS)
+        for found, wanted in zip(losses, expected, strict=True):
+            np.testing.assert_allclose(found[i], wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_thresholds_of_a_scalar_add_up_to_its_crps():
