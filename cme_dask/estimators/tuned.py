@@ -323,7 +323,8 @@ class EnsembleFit:
             for number, fold in zip(moments.held_out_folds, folds, strict=True):
                 refit = fold.solution(reg).shrunk(retained)
                 refits[number] = refit.newton_coef
-                yield fold.rest, fold.held, refit.answers(fold.rest)
+                answers = [refit.answer(fold.rest, given, newton=True) for given in (0, 1)]
+                yield fold.rest, fold.held, answers
 
         each = replicates(refitted(), moments)
         component = Component((x, y), mean, reduced(solution), each, mean.trace_error)

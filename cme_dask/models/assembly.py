@@ -89,8 +89,9 @@ def solve_by_fold(
     mean = moments.means()
     solution = (whole or solver).solve(mean, convergence=convergence)
     refits = (  # one after the other, since each holds matrices
-        (rest, held, solver.solve(rest, solution, convergence).answers(rest))
+        (rest, held, [refit.answer(rest, given, newton=True) for given in (0, 1)])
         for rest, held in moments.split_folds()
+        for refit in [solver.solve(rest, solution, convergence)]
     )
     errors = (None, None) if solution.base == 0.0 else mean.trace_error
     x, y = sides

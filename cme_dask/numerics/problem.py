@@ -537,7 +537,7 @@ class JointSolution(NamedTuple):
         """See :class:`SolverInfo`."""
         return self.info.iterations
 
-    def answer(self, mean: Moments, given: int) -> tuple[Array, Array]:
+    def answer(self, mean: Moments, given: int, *, newton: bool = False) -> tuple[Array, Array]:
         """Constants and slopes of E[f | z] = constant + psi(z)^T slope for f of the other variable.
 
         Parameters
@@ -546,11 +546,13 @@ class JointSolution(NamedTuple):
             The moments.
         given
             Number of the variable of the condition: 0 for E[f(Y) | x], 1 for E[f(X) | y].
+        newton
+            Whether slopes are those on the Newton basis, in the place of psi.
 
         Returns
         -------
         constant : (q,)
-        slope : (k, q)
+        slope : (k, q), or (m, q) on the Newton basis
 
         Notes
         -----
@@ -559,18 +561,13 @@ class JointSolution(NamedTuple):
         """
         other = "yx"[given]
         coef = self.coef.T if given == 0 else self.coef
-        transform = self.transform_y if given == 0 else self.transform_x
+        transforms = self.transform_y, self.transform_x
+        transform, own = transforms[given], transforms[1 - given]
         slope = coef @ (transform.T @ mean.blocks[other, f"f({other})"])
-        if self.base == 0.0:
-            return mean.shifts[other], slope
-        if not self.centred:  # a centred basis has mean zero: the shift drops out
+        if self.base != 0.0 and not self.centred:  # a centred basis has mean zero: no shift
             slope = slope + np.outer(coef @ (transform.T @ mean.means[other]), mean.shifts[other])
-        return mean.means[f"f({other})"], slope
-
-    def answers(self, mean: Moments) -> list[tuple[Array, Array]]:
-        """Constants and slopes on the Newton bases, given x and given y: see :meth:`answer`."""
-        x, y = self.answer(mean, 0), self.answer(mean, 1)
-        return [(x[0], self.transform_x @ x[1]), (y[0], self.transform_y @ y[1])]
+        constant = mean.shifts[other] if self.base == 0.0 else mean.means[f"f({other})"]
+        return constant, own @ slope if newton else slope
 
 
 # Jackknife replicates and held-out errors, from moments by fold and without another pass
