@@ -431,6 +431,20 @@ def test_rows_of_weight_zero_count_like_no_rows(tmp_path, rows, weights, stored)
     np.testing.assert_allclose(ours.expect("y0", x[:30]), plain.expect("y0", x[:30]), atol=1e-9)
 
 
+def test_densities_do_not_change_by_rows_of_weight_zero(few):
+    keep = np.arange(300) % 3 == 0
+    x, y = few
+    options = {"pivots": (x[:20], y[:10]), "n_folds": 1}
+    ours = joint(**options).fit(x, y, weights=keep.astype(float))
+    plain = joint(**options).fit(x[keep], y[keep])
+    assert ours.model_.about["rows"] == plain.model_.about["rows"] == 100
+    ours_log, plain_log = (fit.conditional(x[:9]).log_pdf(y[:9]) for fit in (ours, plain))
+    np.testing.assert_allclose(ours_log, plain_log, atol=1e-8)
+    ours.partial_fit(x[:50], y[:50], weights=np.ones(50))
+    assert ours.model_.about["rows"] == 150
+    assert ours.model_.about["next_row"] == 350  # rows of weight 0 have numbers too
+
+
 def test_a_sample_takes_no_second_y_or_weights(few):
     x, y = few
     sample = open_sample(x, y)

@@ -209,6 +209,8 @@ def origin(sample: Sample) -> dict[str, Any]:
         "location": sample.location,
         "fold_by": str(sample.folding),
         "part": None if sample.part is None else sample.part.to_dict(),
+        # Rows of weight 0 have numbers too, but the sums do not count them.
+        **({} if sample.weights is None else {"next_row": sample.first_row + sample.n_rows}),
     }
 
 

@@ -324,7 +324,10 @@ class JointDistribution(JointFit):
             chosen from a row sample of all rows. Quantities that depend on the numbers of the rows
             agree only approximately: folds, and with them standard errors, calibration and learned
             numbers of landmarks; the row sample of a larger table, and with it learned kernels and
-            pivots; and locations, unless the folds are by group and equal rows share one.
+            pivots; and locations, unless the folds are by group and equal rows share one. The
+            bandwidth of densities, and the smoothing of probabilities of labels, depend on the
+            number of rows of positive weight: neither on the scale of the weights, nor is a row of
+            weight 2 two rows there, and a row of weight 0 is none.
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x

@@ -75,7 +75,7 @@ class MomentSums:
     traces
         sum_i w_i k(x_i, x_i), a column per variable, shape (F, variables).
     rows
-        Number of rows, shape (F,), integers.
+        Number of rows of positive weight, shape (F,), integers.
     ranks
         Number of basis functions of each variable, x first.
     shifts
@@ -117,7 +117,7 @@ class MomentSums:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows in all folds."""
+        """Number of rows of positive weight in all folds."""
         return int(self.rows.sum())
 
     @property
@@ -546,7 +546,10 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
     def update(self, state: "list[MomentState]", strip: Strip) -> tuple[MomentSums, ...]:
         """Sums over one strip, for :meth:`MomentReduction.newton` once they are added up."""
         like = strip.parts[0]
-        counts = np.bincount(strip.folds(self.n_folds), minlength=self.n_folds)
+        folds = strip.folds(self.n_folds)
+        if strip.weights is not None:
+            folds = folds[to_host(strip.weights > 0.0)]
+        counts = np.bincount(folds, minlength=self.n_folds)
         xp, ops = array_namespace(like), in_place(like)
         sums, double = [], {"dtype": xp.float64, "device": device(like)}
         for one in state:
