@@ -425,6 +425,7 @@ def test_the_command_writes_the_page_and_prints_the_scores(single, tmp_path):
     assert told["html"] == str(page)
     assert told["unseen"]
     assert told["log_score"] is None
+    assert list(told["scores"]) == ["<img src=x>"]
     read = page_of(page)
     assert "that the fit has not seen" in read.texts["p"]
     assert f"On {told['rows']:,} rows" in read.texts["p"]

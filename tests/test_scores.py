@@ -487,7 +487,7 @@ def test_a_job_file_is_told_what_folds_are(fold_by):
 
 def test_the_command_scores_on_what_the_fit_left_out(store, model):
     law = load(model)
-    assert law.about["rows"] == mask("7d", 0.3, False).sum()
+    assert law.about["rows"] == (mask("7d", 0.3, False) & (W > 0.0)).sum()
     assert law.about["fold_by"] == "7d"
     code, out, error = run("score", model, store, "--crps", "--coverage", "--json")
     assert code == 0, error
@@ -495,7 +495,7 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
     kept = mask("7d", 0.3, True)
     assert found["rows"] == kept.sum()
     assert (found["held_out"], found["fold_by"], found["unseen"]) == ("0.3 by 7d", "7d", True)
-    said = law.expect(["y0", "y1", "y0 > 0.3"], X[kept])
+    said = law.conditional(X[kept]).expect(["y0", "y1", "y0 > 0.3"])
     for i, (name, f) in enumerate((("y0", Y[:, 0]), ("y1", Y[:, 1]), ("y0 > 0.3", EVENT(Y)))):
         scores = found["scores"][name]
         truth = r2_score(f[kept], said[:, i], sample_weight=W[kept])
@@ -559,6 +559,27 @@ def test_the_command_reports_all_scores_of_the_laws(store, model):
     asked = ("coverage", "interval_mass", "width", "interval_score", "pinball", "energy_score")
     asked = (*asked, "calibration_error")
     assert all(plain[key] is None for key in (*asked, "log_score"))
+
+
+@pytest.mark.parametrize("options", [(), ("--crps",)])
+def test_means_and_events_of_the_command_are_of_the_laws_moved_to_their_location(tmp_path, options):
+    x = np.random.default_rng(0).normal(size=(300, 1))
+    y = 4.0 * np.sin(2.0 * x) + 0.1 * np.random.default_rng(1).normal(size=x.shape)
+    store = write_store(tmp_path / "s.zarr", x, y, x_names=["x0"], y_names=["y0"])
+    joint = JointDistribution(
+        kernel_x=kernels.Gaussian(1.0), kernel_y=kernels.Gaussian(2.0), tol=1e-2, residual=True
+    )
+    fit = joint.fit(store, functions=["y0 > 1", "y0 < -1"])
+    fit.save(tmp_path / "m.model")
+    code, out, error = run("score", tmp_path / "m.model", store, "--json", *options)
+    assert code == 0, error
+    told, table = json.loads(out)["scores"], score(fit, store)
+    assert list(told) == ["y0", "y0 > 1", "y0 < -1"]
+    assert told["y0"]["r2"]["value"] == pytest.approx(table.r2["y0"].value, abs=1e-9)
+    assert r2_score(y[:, 0], fit.model_.expect("y0", x)) < told["y0"]["r2"]["value"] - 0.005
+    for event in ("y0 > 1", "y0 < -1"):
+        assert told[event]["mse"]["value"] == pytest.approx(table.brier[event].value, abs=1e-9)
+        assert told[event]["r2"]["value"] == pytest.approx(table.brier_skill[event].value, abs=1e-9)
 
 
 def test_intervals_of_few_values_hold_more_than_their_level(tmp_path):

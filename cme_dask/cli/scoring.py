@@ -74,7 +74,9 @@ def score_model(
     overwrite: bool = False,
     compute: Compute,
 ) -> dict[str, Any]:
-    """JSON form of the scores of E[f(y) | x], and of the laws, on held-out rows of a store.
+    """JSON form of the scores of the laws on held-out rows of a store, first of their means.
+
+    Of a model without laws those of E[f(y) | x].
 
     Parameters
     ----------
@@ -122,18 +124,21 @@ def score_model(
             )
         sample = classifier.sample(store, None, None)
         scoring = classifier.scoring(_held_out(sample, fitted, hold_out, fold_by), LEVEL)
+        shown = scoring.events
     else:
         law = only(JointModel, fitted, model)
         sample = _held_out(rows_of(law, store, None, None), fitted, hold_out, fold_by)
         events = _events(law, functions)
         shown = tuple(functions) or (*law.y.columns.numeric, *events)
         laws: dict[str, Law] = {}
-        labels = bool(law.y.columns.categories) and law.y.cells is not None
-        if crps or coverage or every or labels or html:
-            laws["law"] = law_of(law, crps, coverage, labels=labels, every=every or bool(html))
+        predictions: dict[str, Prediction] = {}
+        if law.y.cells is not None or crps or coverage or every or html:
+            labels, full = bool(law.y.columns.categories), every or bool(html)
+            laws["law"] = law_of(law, crps, coverage, targets=shown, labels=labels, every=full)
             if not every:
                 laws["law"] = replace(laws["law"], log_score=False)
-        predictions = {"model": Prediction(shown, Expectation(law, shown))} if shown else {}
+        elif shown:
+            predictions["model"] = Prediction(shown, Expectation(law, shown))
         scoring = Scoring(law, sample, law.y.columns, (*events,), predictions, laws, events, LEVEL)
     seen = _fitted_on(fitted)
     unseen = seen is not None and scoring.sample.part == seen.other
@@ -164,6 +169,7 @@ def score_model(
         "scores": {
             name: {"event": name in scoring.events, **described(scores)}
             for name, scores in scoring.of_targets(result).items()
+            if name in shown  # a page draws more of them
         },
         "labels": described_labels(result).get("law", {}),
         "crps": {name: estimate(value) for name, value in result.crps.items()}.get("law"),
