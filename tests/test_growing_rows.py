@@ -1,5 +1,7 @@
 """Which rows and columns later calls take, and what a call that fails leaves as it was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import write_store
@@ -47,6 +49,22 @@ def test_functions_are_those_of_the_first_call():
     other = {"positive": lambda y: 1000.0 * FUNCTIONS["positive"](y)}
     model.partial_fit(X[600:], Y[600:], weights=W[600:], functions=other, **ONE)
     assert_allclose(model.expect("positive", X[:9]), fitted().expect("positive", X[:9]), rtol=1e-9)
+
+
+def test_declared_events_of_a_model_need_not_be_given_again():
+    first = JointDistribution(**PART).fit(X[:300], Y[:300, :1], functions={"high": "y0 > 1"}).model_
+    more = JointDistribution(**PART).partial_fit(X[300:600], Y[300:600, :1], like=first, **ONE)
+    assert more.model_.about["events"] == first.about["events"]
+    both = merge([first, more.model_])
+    assert both.about["events"]["y"] == {"high": "y0 > 1"}
+    other = {"high": "y0 > 2"}
+    with pytest.raises(DataError, match="fitted with 'high' as the event 'y0 > 1', given is anoth"):
+        JointDistribution(**PART).partial_fit(
+            X[300:], Y[300:, :1], like=first, functions=other, **ONE
+        )
+    renamed = replace(more.model_, about=more.model_.about | {"events": {"y": other}})
+    with pytest.raises(DataError, match=r"declared event 'high' of y differs \(y0 > 1; y0 > 2\)"):
+        merge([first, renamed])
 
 
 def test_rows_after_parts_with_numbers_of_their_own_follow_the_last():

@@ -560,6 +560,31 @@ def test_files_bring_everything_back(tmp_path, kept, which):
     assert repr(back) == repr(model)
 
 
+def test_files_hold_the_texts_of_declared_events(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 1))
+    y = np.sin(2.0 * x) + 0.1 * rng.normal(size=x.shape)
+    given = {"kernel_x": kernels.Gaussian(1.0), "kernel_y": kernels.Gaussian(1.0), "tol": 1e-2}
+    functions = {"high": "y0 > 0.5", "square": lambda rows: rows[:, 0] ** 2}
+    fit = JointDistribution(**given, residual=True).fit(x, y, functions=functions)
+    assert fit.model_.about["events"] == {"x": {}, "y": {"high": "y0 > 0.5"}}
+    fit.save(tmp_path / "m")
+    law, back = fit.conditional(x[:5]), load(tmp_path / "m").conditional(x[:5])
+    for query in ("expect", "probability"):
+        chance = getattr(law, query)("high")
+        np.testing.assert_array_equal(getattr(back, query)("high"), chance)
+    np.testing.assert_array_equal(law.probability("y0 > 0.5"), chance)
+    assert chance.max() > 0.0
+    with pytest.raises(DataError, match=r"need the declared function 'square' itself.*give it"):
+        back.expect("square")
+    again = load(tmp_path / "m").conditional(x[:5], functions={"square": functions["square"]})
+    np.testing.assert_array_equal(again.expect("square"), law.expect("square"))
+    state = fit.model_.to_state()
+    state.description["about"]["events"]["y"]["high"] = 3
+    with pytest.raises(StoreError, match="events"):
+        JointModel.from_state(state)
+
+
 def test_files_of_earlier_versions_name_no_kind_of_location_and_no_values(tmp_path):
     x, y = SCENARIOS["skewed"].draw(300, 0)
     model = quick(support="bounded").fit(x, y).model_

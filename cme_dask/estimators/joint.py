@@ -404,7 +404,8 @@ class JointDistribution(JointFit):
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x
-            As in :meth:`fit`; later calls take those of the first.
+            As in :meth:`fit`; later calls take those of the first. With ``like`` those of that
+            model are given again, but for events, whose texts it holds.
         **keywords
             As in :class:`RunOptions`.
 

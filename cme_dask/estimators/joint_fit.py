@@ -50,7 +50,7 @@ from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_n
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.conformal import check_by
-from cme_dask.models.events import declared
+from cme_dask.models.events import Event, declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
@@ -471,12 +471,22 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
 
 def sums_of(model: JointModel, functions: Declarations) -> JointSums:
-    """Sums over the rows of a model, with the functions that it knows by name alone."""
-    sums = JointSums.of(model)
-    given = [
-        declared(functions[name], columns)
-        for name, columns in zip(("functions_x", "functions"), sums.columns, strict=True)
-    ]
+    """Sums over the rows of a model, with the functions that it knows by name alone.
+
+    Events, whose texts it knows, need not be given.
+    """
+    sums, given = JointSums.of(model), []
+    names = "functions_x", "functions"
+    for variable, name, columns in zip("xy", names, sums.columns, strict=True):
+        texts = sums.about.get("events", {}).get(variable, {})
+        known, again = declared(texts, columns), declared(functions[name], columns)
+        for key, event in known.items():
+            if isinstance(again.get(key), Event) and again[key] != event:
+                raise DataError(
+                    f"the model was fitted with {key!r} as the event {texts[key]!r}, given is "
+                    "another one: leave it out, or give it another name in a new fit"
+                )
+        given.append(known | again)
     for side, known in zip(sums.sides, given, strict=True):
         if set(known) != set(side.functions):
             raise different_functions(side.functions, known)

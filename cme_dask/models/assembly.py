@@ -10,6 +10,7 @@ from scipy.linalg import block_diag
 from cme_dask.data.columns import Columns
 from cme_dask.display import brief_repr
 from cme_dask.models.answers import ConditionalExpectation
+from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.spectra import spectra_of
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
@@ -146,6 +147,12 @@ def assemble(
             for i, given in enumerate("xy")
         },
     }
+    texts = {
+        key: {n: f.text for n, f in side.functions.items() if isinstance(f, Event) and f.text}
+        for key, side in zip("xy", components[0].sides, strict=True)
+    }
+    if any(texts.values()):  # else those of the metadata, as where saved models are merged
+        described["events"] = texts
     if points:
         (rows_x, weights_x), (rows_y, weights_y) = points
         ratio = base + x.basis(rows_x) @ coef.T @ y.basis(rows_y).T

@@ -7,7 +7,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from types import FunctionType
 from typing import Any
@@ -86,9 +86,12 @@ class Event:
     ----------
     tree
         The event as nested tuples of operations, positions of columns and numbers.
+    text
+        What it was parsed from, if it was.
     """
 
     tree: Tree
+    text: str = field(default="", compare=False)
 
     def __call__(self, rows: Array) -> Array:
         """Return 1 where the event holds, else 0."""
@@ -123,7 +126,7 @@ class Event:
             If the text has another form, names an unknown column or label, or holds a number that
             is not finite; with the position of what is wrong.
         """
-        return cls(_Parser(text, tuple(names), labels or {}).tree())
+        return cls(_Parser(text, tuple(names), labels or {}).tree(), text)
 
     @classmethod
     def of(cls, text: str, columns: Columns, known: Sequence[str], advice: str = "") -> "Event":

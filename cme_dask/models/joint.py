@@ -111,7 +111,7 @@ class JointModel(PairModel):
         """DataError unless bases, base, cells, moments and spectra belong together."""
         x, y = self.x, self.y
         if not _law_inputs_fit(self):
-            raise DataError("the rows, held-out errors, calibration or scores of its fit")
+            raise DataError("the rows, held-out errors, events, calibration or scores of its fit")
         averaged = {len(v.basis.parts) > 1 for v in (x, y)}
         partitions = [v.basis.newton.partition is not None for v in (x, y)]
         if len(averaged) > 1:
@@ -557,15 +557,18 @@ class JointModel(PairModel):
 
 
 def _law_inputs_fit(model: JointModel) -> bool:
-    """Whether the entries of the description of the fit that laws compute with are numbers."""
+    """Whether laws can compute with their entries of the description: numbers, texts of events."""
     rows = model.about.get("rows", 1)
     try:
         tables = [model.about.get("held_out", {}).get(key, {}) for key in "xy"]
         errors = [one.get("error", 0.0) for table in tables for one in table.values()]
+        texts = [model.about.get("events", {}).get(key, {}) for key in "xy"]
+        events = [text for each in texts for text in each.values()]
         _ = model.calibration, model.conformal
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         return False
-    return is_a(rows, int) and rows > 0 and all(isinstance(e, float) for e in errors)
+    numbers = is_a(rows, int) and rows > 0 and all(isinstance(e, float) for e in errors)
+    return numbers and all(isinstance(text, str) for text in events)
 
 
 def _ridges(regs: Any) -> str:

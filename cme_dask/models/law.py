@@ -10,7 +10,13 @@ from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import blas_threads, one_blas_thread, parallel_map
 from cme_dask.models.conformal import conformal_ends
-from cme_dask.models.events import Event, FunctionsLike, declared, importable
+from cme_dask.models.events import (
+    Event,
+    FunctionsLike,
+    declared,
+    importable,
+    looks_like_event,
+)
 from cme_dask.models.plots import plot_cdf, plot_density, plot_fan
 from cme_dask.models.points import (
     Axis,
@@ -654,8 +660,15 @@ class ConditionalLaw:
             return function
         if f in self.functions:
             return self.functions[f]
+        texts = self.model.about.get("events", {}).get("x" if self.reverse else "y", {})
+        if f in self._cells.names and f not in texts and not looks_like_event(f):
+            raise DataError(
+                f"laws that are moved to a location need the declared function {f!r} itself, and "
+                "models hold the texts of events alone, no functions of Python: give it again, "
+                f"conditional(..., functions={{{f!r}: f}}), or ask for expect(f)"
+            )
         known = [*self.columns.names, *filter(self._law.declared, self._cells.names)]
-        return Event.of(f, self.columns, known, ": give the function itself")
+        return Event.of(texts.get(f, f), self.columns, known, ": give the function itself")
 
     def _points(self, y: Any, paired: bool) -> Array:
         points = query_points(y, self.answered, "x" if self.reverse else "y")

@@ -369,6 +369,11 @@ def _difference(a: JointSums, b: JointSums) -> str | None:
                 f"declared functions of {name} differ ({_listed(a.sides[i].functions)}; "
                 f"{_listed(b.sides[i].functions)})"
             )
+        one, two = (s.about.get("events", {}).get(name, {}) for s in (a, b))
+        other_texts = [n for n in one if n in two and one[n] != two[n]]
+        if other_texts:
+            n = other_texts[0]
+            return f"the declared event {n!r} of {name} differs ({one[n]}; {two[n]})"
         if type(mine) is not type(other) or mine.kernel.to_dict() != other.kernel.to_dict():
             return f"kernels of {name} differ ({mine.kernel!r}; {other.kernel!r})"
         if not np.array_equal(mine.points, other.points):
