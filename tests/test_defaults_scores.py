@@ -106,10 +106,13 @@ def test_scores_of_means_need_rows_of_the_same_shape():
             model.score(x, wrong)
 
 
-def test_scores_of_means_read_tables_and_masks_as_queries_do():
+@pytest.mark.parametrize("fitted", [JointDistribution, ConditionalMeanEmbedding])
+@pytest.mark.parametrize("saved", [False, True])
+def test_scores_of_means_read_tables_and_masks_as_queries_do(fitted, saved):
     x, y, _ = rows()
     both = pd.DataFrame({"a": y, "b": 10.0 + x[:, 0]})
-    model = JointDistribution(**QUICK).fit(x, both).model_
+    model = fitted(kernel_x="median", kernel_y="median").fit(x, both)
+    model = model.model_ if saved else model
     expected = r2_score(both, model.predict(x))
     assert model.score(x, both[["b", "a"]]) == pytest.approx(expected)
     assert model.score(x, {"b": both["b"], "a": both["a"]}) == pytest.approx(expected)
@@ -183,3 +186,12 @@ def test_scorers_choose_parameters_through_pipelines():
         crps_scorer(KernelLogisticRegression().fit(x, label), x, label)
     with pytest.raises(DataError, match="the label 'top'"):
         log_score_scorer(KernelLogisticRegression().fit(x, label), x, np.full(len(x), "top"))
+
+
+@pytest.mark.parametrize("columns", [["y", "level"], ["level", "y"], ["level", "other"]])
+def test_labels_beside_other_columns_have_no_log_score(columns):
+    x, y, label = rows()
+    table = pd.DataFrame({"y": y, "level": label, "other": label[::-1]})[columns]
+    fit = JointDistribution(kernel_x="median", kernel_y="median").fit(x, table)
+    with pytest.raises(DataError, match=r"y has labels \('level'.*score one column of labels"):
+        log_score_scorer(fit, x, table)

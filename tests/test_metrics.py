@@ -490,6 +490,26 @@ def test_scores_of_what_does_not_fit_are_refused(ask, message):
         ask()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_masked_values_are_missing(lazy):
+    y = np.ma.masked_array(np.arange(8.0), mask=np.arange(8) == 3)
+    y.data[3] = 1e9
+    values = da.from_array(y, chunks=4) if lazy else y
+    zeros, half = np.zeros(8), np.full((8, 2), 0.5)
+    with pytest.raises(DataError, match="scores: NaN or infinity"):
+        metrics.mean(values)
+    for ask in (
+        lambda: metrics.crps(half, [0.0, 1.0], values),
+        lambda: metrics.pinball(zeros, 0.5, values),
+        lambda: metrics.pit(half, [0.0, 1.0], values),
+    ):
+        with pytest.raises(DataError, match="y: NaN or infinity"):
+            np.asarray(ask())
+    for units in (y, np.ma.masked_array(list("abcdefgh"), mask=y.mask)):
+        with pytest.raises(DataError, match=r"1 \(first at row 3\) are missing"):
+            metrics.mean(zeros, units=units)
+
+
 # Criteria ----------------------------------------------------------------------------------------
 
 

@@ -49,9 +49,10 @@ from cme_dask.kernels import Kernel
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.transforms import HEURISTIC_ROWS
+from cme_dask.models.answers import r_squared
 from cme_dask.models.events import FunctionsLike, declared
 from cme_dask.models.merging import added_missing
-from cme_dask.models.points import FloatArray, is_out_of_core
+from cme_dask.models.points import FloatArray, is_out_of_core, query_points
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import Basis, Functions, LinearBasis, StackedBasis, ranks_of
 from cme_dask.numerics.cells import CellReduction, CellSums
@@ -640,6 +641,27 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         if means.ndim == 1 + len(self._shape):
             return cast(FloatArray, means)
         return cast(FloatArray, means[:, None] if self._shape else means[:, 0])
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R^2 of the predicted means, the mean over the columns of y; higher is better.
+
+        Parameters
+        ----------
+        X
+            Points, shape (n, d_X), or a table with the columns by name.
+        y
+            What was observed there, shape (n,) or (n, d_Y), or a table with the columns by name.
+        sample_weight
+            Weights of the rows, shape (n,).
+
+        Raises
+        ------
+        DataError
+            As :meth:`predict`, on wrong columns or missing values of y, or if the shapes differ.
+        """
+        means = self.predict(X)
+        observed = query_points(y, self.model_.y, "y", observed=True)
+        return r_squared(observed, means, sample_weight)
 
     @property
     def length_scales_(self) -> LengthScales:

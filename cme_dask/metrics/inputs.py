@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from cme_dask.data.arrow import unmasked
 from cme_dask.errors import DataError
 
 Array = Any
@@ -23,11 +24,11 @@ def is_lazy(values: Any) -> bool:
 
 
 def numbers(name: str, values: Any) -> Array:
-    """Values as float64, in memory or lazy; DataError if they are no numbers."""
+    """Values as float64, in memory or lazy, NaN where masked; DataError if they are no numbers."""
     if is_lazy(values):
         return values.data if type(values).__module__.split(".")[0] == "xarray" else values
     try:
-        return np.asarray(values, dtype=np.float64)
+        return np.asarray(unmasked(values), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: numbers expected, got {type(values).__name__}") from error
 

@@ -67,6 +67,12 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
         law, columns = _laws(estimator, X)
         if not columns.categories:
             return _average(np.asarray(law.log_pdf(y, paired=True)), sample_weight)
+        if len(columns.names) > 1:
+            labelled = ", ".join(map(repr, columns.categories))
+            raise DataError(
+                f"y has labels ({labelled}) beside other columns, and so neither a density nor "
+                "probabilities of labels alone: score one column of labels, or columns of numbers"
+            )
         shares = np.asarray(law.predict_proba())
         classes = np.asarray(columns.categories[columns.names[0]])
         observed = np.asarray(y).reshape(len(shares)).astype(str)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cme_dask.config import N_FOLDS
+from cme_dask.data.arrow import unmasked
 from cme_dask.errors import DataError, ZeroWeights
 from cme_dask.metrics.inputs import columns, finite, is_lazy, numbers, rowwise, sum_tolerance
 from cme_dask.metrics.predictions import check_labels, label_inputs, non_negative
@@ -166,7 +167,7 @@ def _sums(
 
 def _unit_numbers(units: Any) -> Array:
     """A number for each row that is equal where the units are: of names and dates their order."""
-    values = numbers("units", units) if is_lazy(units) else np.asarray(units)
+    values = numbers("units", units) if is_lazy(units) else np.asarray(unmasked(units))
     if is_lazy(values) or values.ndim != 1:
         return values
     missing = np.isnat(values) if values.dtype.kind in "mM" else missing_labels(values)
