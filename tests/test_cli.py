@@ -180,7 +180,7 @@ def test_expect_is_bit_equal_to_python(fitted, tmp_path):
     ("content", "says"),
     [
         ("x\n0.1\nabc\n", "row 3 of p.csv: x must be a finite number, got 'abc'"),
-        ("y,x\n,\n", "row 2 of p.csv: x must be a finite number, got nan"),
+        ("y,x\n,\n", "row 2 of p.csv: x is missing: leave out this point, or"),
         ("x,y\n0.1,\n1e999,\n", "row 3 of p.csv: x must be a finite number, got inf"),
         ("y,z\n1,2\n", "p.csv: lacks column 'x': the model's are 'x'"),
         ("x,x\n1,2\n", "p.csv has 'x' more than once"),

@@ -364,6 +364,15 @@ def test_advice_on_missing_values_is_given_where_it_helps(lazy):
     basis.fit(open_sample(rows(np.nan)[0]).drop_missing())
     with pytest.raises(DataError, match=r"row 7\) NaN or infinite: [^,]*leaves out NaN\)$"):
         np.asarray(basis.transform(rows(np.nan)[0]))
+    for estimator, python, command in (
+        (fit, "missing='drop'", "fit with --missing drop or --missing impute"),
+        (basis, "drop_missing()", "ingest --missing drop leaves out rows that lack a value"),
+    ):
+        with pytest.raises(DataError) as caught:
+            estimator.fit(*rows(np.nan))
+        assert python in str(caught.value)
+        assert command in caught.value.for_command
+        assert "DataFrame" not in caught.value.for_command
 
 
 def test_tables_that_are_no_numbers_are_refused_in_one_sentence():

@@ -245,6 +245,10 @@ BAD_FILES = {
         text([*LONG, "1,abc", *LONG]).encode(),
         "column 'b' of .*t.csv must be numeric but has 'abc' in row 502",
     ),
+    "truth values": (
+        b"a,b\n1,True\n0,False\n",
+        "column 'b' of .*t.csv must be .* 'True' in row 2: write truth values as 1 and 0",
+    ),
     "text behind other columns": (
         b"z,c,b,a\n,,1,2\n,,1,zz\n",
         "column 'a' of .*t.csv must be numeric but has 'zz' in row 3",

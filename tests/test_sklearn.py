@@ -217,7 +217,7 @@ def test_classes_of_a_store_are_the_labels_of_its_column(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (np.full(300, "a"), "at least two classes, got 1 class: "),
+        (np.full(300, "a"), "at least two classes, got 1 class: 'a'$"),
         (np.where(np.arange(300) == 7, np.nan, np.arange(300) % 2), r"1 \(first at row 7\)"),
         (np.array([None, *["a", "b"] * 150], dtype=object)[:300], r"1 \(first at row 0\)"),
         (np.linspace(0, 1, 300), "Unknown label type"),

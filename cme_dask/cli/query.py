@@ -206,6 +206,12 @@ def read_points(
     bad = np.argwhere(~np.isfinite(numbers) & ~(np.isnan(numbers) & may_lack))
     if len(bad):
         row, column = bad[0]
+        if np.isnan(numbers[row, column]):
+            raise DataError(
+                f"row {row + 2} of {path}: {numeric[column]} is missing: leave out this point, or "
+                "give it a number; a model that was fitted with --missing impute fills in columns "
+                "that lacked values in the fit"
+            )
         raise _not_finite(numeric[column], f"row {row + 2} of {path}", numbers[row, column])
     if not labelled:
         return numbers

@@ -336,8 +336,12 @@ def nonfinite_error(counts: dict[str, tuple[int, int]], *, missing: bool) -> Non
         for name, (count, row) in counts.items()
         if count
     ]
+    each_way = (
+        " (.dropna() of a DataFrame leaves out NaN)",
+        " (ingest --missing drop leaves out rows that lack a value)",
+    )
     what = (
-        "NaN or infinite: drop or fill these rows (.dropna() of a DataFrame leaves out NaN)"
+        f"NaN or infinite: drop or fill these rows{remedy(*each_way)}"
         if missing
         else "infinite: drop these rows, or give finite values"
     )

@@ -204,6 +204,7 @@ _CONVERSION = re.compile(
     re.DOTALL,
 )
 _RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+_TRUTH = "true", "false"
 _TYPES = {Kind.NUMBER: pa.float64(), Kind.TIME: pa.string()}
 _LABELS = pa.dictionary(pa.int32(), pa.string())
 
@@ -323,6 +324,12 @@ class CsvSource(FileSource):
                 return (
                     f"column {column!r} of {self.name} has unreadable bytes{shown} in row {row}: "
                     "its bytes are not UTF-8 text: convert the file"
+                )
+            if value.lower() in _TRUTH:
+                return (
+                    f"column {column!r} of {self.name} must be numeric but has {value!r} in row "
+                    f"{row}: write truth values as 1 and 0, or give the column of labels as "
+                    f"{option('categorical')}"
                 )
             return (
                 f"column {column!r} of {self.name} must be numeric but has {value[:40]!r} in row "

@@ -451,13 +451,12 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _advised(self, error: NonFiniteValues) -> NonFiniteValues:
         """The error, which of missing values names what leaves them out."""
-        text = str(error)
+        text = f"{error}"  # for readers of both kinds
         if error.missing and hasattr(self, "missing"):
             values = "missing='drop' or 'impute'", "--missing drop or --missing impute"
             text = f"{text}, or fit with {remedy(*values)}"
         elif error.missing:
-            values = "fit open_sample(...).drop_missing()", "ingest with --missing drop"
-            text = f"{text}, or {remedy(*values)}"
+            text = f"{text}{remedy(', or fit open_sample(...).drop_missing()', '')}"
         return NonFiniteValues(text, missing=error.missing)
 
     def _reported(

@@ -234,7 +234,7 @@ def labelled_sample(
         _check_complete(classes, known if complete else classes)
         classes, codes = known, _recoded(classes, codes, known)
     if len(classes) < 2:
-        got = f"1 class: {classes[0]!r}" if len(classes) else "no rows"
+        got = f"1 class: {classes.tolist()[0]!r}" if len(classes) else "no rows"
         raise DataError(f"y must hold at least two classes, got {got}")
     sample = open_sample(X, codes, weights=weights)
     name = name if name not in sample.columns[0].names else f"{name} label"
