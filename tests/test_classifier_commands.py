@@ -3,15 +3,25 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from sklearn.metrics import log_loss
 
-from cme_dask import EmbeddingClassifier, MulticlassEmbedding, load, open_sample, score
+from cme_dask import (
+    EmbeddingClassifier,
+    JointClassifier,
+    KernelLogisticRegression,
+    MulticlassEmbedding,
+    kernels,
+    load,
+    open_sample,
+    score,
+)
 from cme_dask.cli import cli
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
-from cme_dask.errors import ShardDone
+from cme_dask.errors import DataError, ShardDone
 
 N = 9000
 NAMES = ("east", "north", "west")
@@ -203,3 +213,45 @@ def test_a_job_scores_the_labels_beside_boosting(world, tmp_path):
     assert boosting["accuracy"]["value"] > 0.6
     shown = run("run", tmp_path / "job.toml", *options, "--overwrite")[1]
     assert "labels of wind, gradient boosting" in " ".join(shown.split())
+
+
+def test_stores_may_number_labels_in_another_order_than_the_fit(tmp_path):
+    """And lack labels: scores are those of the labels themselves; unknown labels are refused."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    labels = np.array(NAMES)[np.clip(np.round(x[:, 0]) + 1, 0, 2).astype(int)]
+    order = {"west": 0, "north": 1, "east": 2}
+
+    def stored(name, rows, codes):
+        columns = Columns(("a", "b")), Columns(("wind",), {}, {"wind": tuple(codes)})
+        with writing_sample(tmp_path / name, columns) as writer:
+            writer.append(x[rows], np.array([[codes[e]] for e in labels[rows]], dtype=float))
+        return tmp_path / name
+
+    kernel = kernels.Gaussian(1.0)
+    options = {"kernel_x": kernel, "tol": 0.1, "n_folds": 2}
+    table = pd.DataFrame(x, columns=["a", "b"]), pd.Series(labels, name="wind")
+    some = np.flatnonzero(labels != "north")
+    every = stored("every", np.arange(300), order)
+    few = stored("few", some, {"west": 0, "east": 1})
+    new = stored("new", some, {"west": 0, "south": 1, "east": 2})
+    numbers = open_sample(x, x[:, 0])
+    for fit in (
+        JointClassifier(**options, reg=1e-3),
+        EmbeddingClassifier(**options, reg=1e-3),
+        MulticlassEmbedding(**options, max_iter=2, batch_size=100),
+        KernelLogisticRegression(kernel, tol=0.1, max_iter=5, gradient_tol=0.1),
+    ):
+        fit.fit(*table)
+        expected = score(fit, *table)
+        assert list(expected.labels) == ["wind"]
+        assert score(fit, str(every)).lines() == expected.lines()
+        assert fit.score(*table) == expected.labels["wind"].accuracy.value
+        among = score(fit, *(each.iloc[some] for each in table))
+        np.testing.assert_equal(score(fit, str(few)).lines(), among.lines())
+        with pytest.raises(DataError, match=r"'wind' are .*south.*, in the fit they were .*: give"):
+            score(fit, str(new))
+        with pytest.raises(
+            DataError, match=r"scored on the labels of one column.*; give the label"
+        ):
+            score(fit, numbers)

@@ -1,7 +1,7 @@
 """``score``: a fitted model on held-out rows, in one pass."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,7 +10,7 @@ from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
 from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
@@ -387,9 +387,8 @@ class Classifier:
 
     def scoring(self, sample: Sample, level: float) -> Scoring:
         """The scores of its probabilities on the rows of :meth:`sample`: each label an event."""
-        mine = replace(self, y=sample.columns[1])
-        events = mine.events
-        return Scoring(self.model, sample, mine.y, (*events,), {}, {"law": mine.law}, events, level)
+        events = self.events
+        return Scoring(self.model, sample, self.y, (*events,), {}, {"law": self.law}, events, level)
 
     def _at(self, x: Array) -> Any:
         return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
@@ -402,19 +401,10 @@ class Classifier:
         DataError
             On other columns or labels.
         """
-        if Y is None:
-            sample = open_sample(X, weights=weights)
-            if len(sample.columns) != 2:
-                raise DataError("scores need rows of x and of y: give Y, or a store of both")
-            y = sample.columns[1]
-            if [y.categories.get(name) for name in y.names] != [*self.y.categories.values()]:
-                raise DataError(
-                    f"the y of {sample.location} is no column of the labels "
-                    f"{', '.join(map(str, self.labels))}"
-                )
-            columns = self.variable.columns
-            return like_fit(sample.select(columns.given.names, None), self.model, columns)
-        return _rows(self.model, self.variable, self.y, X, _known_codes(Y, self.y), weights)
+        sample = _labelled_rows(self.model, self.variable, self.y, X, Y, weights)
+        if len(sample.columns) != 2:
+            raise DataError("scores need rows of x and of y: give Y, or a store of both")
+        return sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,8 +426,7 @@ class _Labelled:
 def classifier_of(model: Any) -> Classifier | None:
     """The classifier that a model is; None if it is none."""
     if isinstance(model, LogisticModel):
-        y = Columns(("y",), categories={"y": tuple(map(str, model.labels))})
-        return Classifier(model, model, y, model.labels)
+        return Classifier(model, model, model.columns_y, model.labels)
     if isinstance(model, EmbeddingModel) and model.classifies:
         labels = tuple(model.classes.tolist())
         return Classifier(model, model.x, model.columns_y, labels)
@@ -452,12 +441,34 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     DataError
         If they have other columns, or other labels.
     """
-    if Y is not None and "classes" in model.about:
-        Y = _known_codes(Y, model.y.columns)
-    elif Y is not None and not is_out_of_core(Y):
+    if "classes" in model.about:
+        return _labelled_rows(model, model.x, model.y.columns, X, Y, weights)
+    if Y is not None and not is_out_of_core(Y):
         missing = "missing" in model.about
         Y = query_points(Y, model.y, "Y", missing=missing, observed=True)
     return _rows(model, model.x, model.y.columns, X, Y, weights)
+
+
+def _labelled_rows(
+    model: Any, variable: QueriedVariable, y: Columns, X: Any, Y: Any, weights: Any
+) -> Sample:
+    """Rows of x, or of x and y, with the codes that a classifier gives to labels."""
+    if Y is not None:
+        return _rows(model, variable, y, X, _known_codes(Y, y), weights)
+    if not is_out_of_core(X):
+        return _rows(model, variable, y, X, None, weights)
+    sample = open_sample(X, weights=weights)
+    if len(sample.columns) == 2:
+        given = sample.columns[1]
+        if len(given.names) == 1:  # there is but one, whatever its name
+            y = Columns(given.names, categories={given.names[0]: y.categories[y.names[0]]})
+        if y.names[0] not in given.categories:
+            raise DataError(
+                f"a classifier is scored on the labels of one column, {sample.location} has y: "
+                f"{given.listed()}; give the labels as Y, or ingest them with "
+                + remedy("categorical=", "--categorical")
+            )
+    return _rows(model, variable, y, sample, None, None)
 
 
 def _known_codes(Y: Any, y: Columns) -> Array:
