@@ -251,7 +251,5 @@ def test_stores_may_number_labels_in_another_order_than_the_fit(tmp_path):
         np.testing.assert_equal(score(fit, str(few)).lines(), among.lines())
         with pytest.raises(DataError, match=r"'wind' are .*south.*, in the fit they were .*: give"):
             score(fit, str(new))
-        with pytest.raises(
-            DataError, match=r"scored on the labels of one column.*; give the label"
-        ):
+        with pytest.raises(DataError, match=r"scored on the labels of one column.*; give"):
             score(fit, numbers)

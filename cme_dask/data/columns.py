@@ -336,12 +336,13 @@ def nonfinite_error(counts: dict[str, tuple[int, int]], *, missing: bool) -> Non
         for name, (count, row) in counts.items()
         if count
     ]
-    what = (
-        "NaN or infinite: drop or fill these rows (.dropna() of a DataFrame leaves out NaN)"
+    what, advice = (
+        ("NaN or infinite", "drop or fill these rows (.dropna() of a DataFrame leaves out NaN)")
         if missing
-        else "infinite: drop these rows, or give finite values"
+        else ("infinite", "drop these rows, or give finite values")
     )
-    return NonFiniteValues(f"values must be finite, but {'; '.join(parts)} {what}", missing)
+    statement = f"values must be finite, but {'; '.join(parts)} {what}"
+    return NonFiniteValues(f"{statement}: {advice}", missing, statement)
 
 
 def negative_error(count: int, first_row: int) -> DataError:
