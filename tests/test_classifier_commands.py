@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from sklearn.metrics import log_loss
 
 from cme_dask import (
+    ConditionalMeanEmbedding,
     EmbeddingClassifier,
     JointClassifier,
     KernelLogisticRegression,
@@ -253,3 +254,58 @@ def test_stores_may_number_labels_in_another_order_than_the_fit(tmp_path):
             score(fit, str(new))
         with pytest.raises(DataError, match=r"scored on the labels of one column.*; give"):
             score(fit, numbers)
+
+
+@pytest.mark.parametrize("kind", [JointClassifier, EmbeddingClassifier])
+def test_labels_and_their_events_have_the_probabilities_of_predict_proba(kind, tmp_path):
+    """In scores, answers of the command and expectations, whether declared at the fit or not."""
+    rng = np.random.default_rng(0)
+    x, codes = rng.normal(size=(300, 2)), rng.choice(3, 300, p=[0.6, 0.3, 0.1])
+    x += codes[:, None]
+    labels = pd.Series(np.array(NAMES)[codes], name="wind")
+    fit = kind(kernel_x=kernels.Gaussian(1.0), tol=0.1, n_folds=2, reg=1e-3)
+    fit.fit(x, labels, functions=["wind != 'east'"])
+    fit.save(tmp_path / "m")
+    shares, some = fit.predict_proba(x), "wind in ('east', 'west')"
+    scores = score(fit, x, labels, events=[some])
+    assert scores.labels["wind"].log_loss.value == pytest.approx(log_loss(labels, shares))
+    expected = {"wind != 'east'": shares[:, 1:].sum(axis=1), some: shares[:, [0, 2]].sum(axis=1)}
+    expected |= {f'wind == "{name}"': shares[:, code] for code, name in enumerate(NAMES)}
+    happened = [labels != "east", labels.isin(["east", "west"]), *(labels == n for n in NAMES)]
+    assert list(scores.brier) == list(expected)
+    for (event, p), seen in zip(expected.items(), happened, strict=True):
+        assert scores.brier[event].value == pytest.approx(np.mean((p - seen) ** 2))
+    given = ("--given", "x0=0.5,x1=1")
+    events = [part for event in ("wind == 'north'", some) for part in ("--event", event)]
+    result = as_json("predict", tmp_path / "m", *given, *events, "--of", "probability")
+    (values,), (one,) = result["values"], fit.predict_proba([[0.5, 1.0]])
+    assert values == pytest.approx([one[1], one[0] + one[2], *one], abs=1e-12)
+    if kind is EmbeddingClassifier:
+        model = fit.model_
+        north = model.expect("class 1", x)
+        np.testing.assert_array_equal(model.expect("wind == 'north'", x), north)
+        result = as_json("expect", tmp_path / "m", *given)
+        each = ["wind != 'east'", *(f'wind == "{name}"' for name in NAMES)]
+        assert result["functions"] == each
+        assert result["values"][0] == pytest.approx(model.expect(each, [[0.5, 1.0]])[0])
+        with pytest.raises(DataError, match="or fit a JointDistribution with laws"):
+            model.expect(some, x)
+
+
+def test_remedies_for_embeddings_name_no_law_of_theirs(world, tmp_path):
+    x = world[1][:200]
+    fit = ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1.0), tol=0.1, n_folds=2, reg=1e-3)
+    fit.fit(x, x[:, 0]).save(tmp_path / "m")
+    message = refused("predict", tmp_path / "m", "--given", "x0=0,x1=0", "--event", "y0 > 0")
+    assert "fit with --event 'y0 > 0', or fit with --estimator joint" in message
+    assert "cme-dask predict" not in message
+
+
+def test_a_logistic_regression_is_asked_in_python(world, tmp_path):
+    x, codes = world[1][:200], world[2][:200]
+    fit = KernelLogisticRegression(kernels.Gaussian(1.0), tol=0.1, max_iter=5, gradient_tol=0.1)
+    fit.fit(x, codes).save(tmp_path / "m")
+    for command in ("predict", "expect"):
+        message = refused(command, tmp_path / "m", "--given", "x0=0,x1=0")
+        assert "ask this model in Python" in message
+        assert "JointDistribution" not in message

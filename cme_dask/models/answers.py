@@ -51,7 +51,12 @@ class ConditionalExpectation:
     fold_slope: Annotated[Array, Shape("F", "m", "names")]
 
     def select(
-        self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
+        self,
+        f: str | Sequence[str] | None,
+        columns: Columns,
+        reverse: bool = False,
+        *,
+        laws: bool = True,
     ) -> str | list[str]:
         """The requested names; by default those of the columns that hold numbers.
 
@@ -63,6 +68,8 @@ class ConditionalExpectation:
             Of the other variable.
         reverse
             Whether that is x.
+        laws
+            Whether the model has laws, which answer events that were not declared.
 
         Raises
         ------
@@ -79,10 +86,10 @@ class ConditionalExpectation:
                 f"for its name; known here: {', '.join(self.names)}"
             )
         for name in [f] if isinstance(f, str) else f:
-            self._check(name, columns, reverse)
+            self._check(name, columns, reverse, laws)
         return f if isinstance(f, str) else list(f)
 
-    def _check(self, name: str, columns: Columns, reverse: bool) -> None:
+    def _check(self, name: str, columns: Columns, reverse: bool, laws: bool) -> None:
         if name in columns.categories:
             raise labels_have_no_mean(name, columns)
         if name in self.names:
@@ -92,13 +99,20 @@ class ConditionalExpectation:
             raise DataError(f"unknown column {name!r}: there are {known}")
         Event.of(name, columns, self.names)
         x, of_x, flag, back = ("Y=y", "_x", "-x", " --reverse") if reverse else ("x", "", "", "")
+        asked = (
+            f"ask the law, conditional({x}).probability({name!r})",
+            f"ask the law, cme-dask predict --event {name!r}{back}",
+        )
+        if not laws:
+            asked = (
+                "fit a JointDistribution with laws, which answer any event",
+                "fit with --estimator joint, whose laws answer any event",
+            )
         raise DataError(
             f"the event {name!r} was not declared, so that its moments are not known: "
             + remedy(
-                f"fit with functions{of_x}=[{name!r}], or ask the law, "
-                f"conditional({x}).probability({name!r})",
-                f"fit with --event{flag} {name!r}, or ask the law, "
-                f"cme-dask predict --event {name!r}{back}",
+                f"fit with functions{of_x}=[{name!r}], or {asked[0]}",
+                f"fit with --event{flag} {name!r}, or {asked[1]}",
             )
         )
 
@@ -286,9 +300,10 @@ class PairModel(Model):
         """
         columns = self.columns_y
         if not self._one_label(columns):
+            law = ", or conditional(x).probability(event)" if hasattr(self, "conditional") else ""
             raise DataError(
                 f"y is {columns.listed()}, and only one column of labels has probabilities of "
-                "labels: ask for predict, or conditional(x).probability(event)"
+                f"labels: ask for predict{law}"
             )
         return positive(self._shares(X), float(self.about["rows"]))
 
@@ -338,6 +353,20 @@ class PairModel(Model):
 def class_name(code: int) -> str:
     """What the indicator of a label is called among the declared functions of y."""
     return f"class {code}"
+
+
+def event_shares(events: Iterable[Event], shares: Array) -> Array:
+    """Probabilities of events of one column of labels, shape (n, k): sums of those of labels.
+
+    Parameters
+    ----------
+    events
+        Of that column.
+    shares
+        Probabilities of the labels, shape (n, K).
+    """
+    codes = np.arange(float(shares.shape[1]))[:, None]
+    return np.stack([shares[:, event(codes) > 0.0].sum(axis=1) for event in events], axis=-1)
 
 
 def most_probable(probabilities: Array, classes: Array) -> NDArray[Any]:

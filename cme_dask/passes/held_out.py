@@ -1,7 +1,7 @@
 """``score``: a fitted model on held-out rows, in one pass."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -11,6 +11,7 @@ from cme_dask.data.columns import Columns
 from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, remedy
+from cme_dask.models.answers import event_shares
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
@@ -241,8 +242,9 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding; of classifiers the probabilities of labels are scored. Rows that lack a
-        value are left out, or filled in, if the fit did so.
+        mean embedding; of classifiers the probabilities of labels are scored, those of
+        ``predict_proba``, and sums of them as those of events. Rows that lack a value are left out,
+        or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. The y of a classifier are labels, as it was fitted on. Folds of a
@@ -299,12 +301,10 @@ def scoring_of(
     level, levels = float(found), check_levels(levels)[0].tolist()
     classifier = classifier_of(fitted)
     if classifier is not None:
-        if events or log_score:
-            raise DataError(
-                "of a classifier the labels alone are scored: leave events and log_score out"
-            )
-        sample = classifier.sample(X, Y, weights)
-        return classifier.scoring(sample, level)
+        if log_score:
+            raise DataError("a classifier has no density to score: leave log_score out")
+        classifier = replace(classifier, further=(*classifier.further, *events))
+        return classifier.scoring(classifier.sample(X, Y, weights), level)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
             "score takes a fitted joint distribution, conditional mean embedding or classifier, "
@@ -314,8 +314,7 @@ def scoring_of(
     if isinstance(fitted, JointModel) and not has_laws:
         raise DataError("this model has no laws to score: fit with support_size of at least 1")
     y = fitted.y.columns
-    known = fitted.function_names[0] if isinstance(fitted, JointModel) else fitted.function_names
-    declared = [name for name in known if name not in y.names and looks_like_event(name)]
+    declared = _declared_events(fitted)
     if not has_laws and set(events) - set(declared):
         raise DataError("a conditional mean embedding scores the events that were declared alone")
     labels = [comparison(name, label) for name in y.categories for label in y.categories[name]]
@@ -360,18 +359,25 @@ class Classifier:
         The column of labels.
     labels
         The labels in their own types, in the order of the probabilities.
+    further
+        Texts of other events of the column that are scored.
+    cells
+        Cells of the laws that the probabilities are made of.
     """
 
     model: Any
     variable: QueriedVariable
     y: Columns
     labels: tuple[Any, ...]
+    further: tuple[str, ...] = ()
+    cells: int = 0
 
     @property
     def events(self) -> dict[str, Event]:
-        """Each label as an event, by its text."""
+        """Further events, and each label as one, by their texts."""
         (name,) = self.y.names
-        texts = (comparison(name, label) for label in self.y.categories[name])
+        each = (comparison(name, label) for label in self.y.categories[name])
+        texts = dict.fromkeys((*self.further, *each))
         return {text: Event.parse(text, self.y.names, self.y.categories) for text in texts}
 
     @property
@@ -380,18 +386,18 @@ class Classifier:
         return Law(
             self._at,
             crps=False,
-            cells=len(self.labels),
+            cells=max(self.cells, len(self.labels)),
             targets=tuple(self.events),
             labels=True,
         )
 
     def scoring(self, sample: Sample, level: float) -> Scoring:
-        """The scores of its probabilities on the rows of :meth:`sample`: each label an event."""
+        """The scores of its probabilities on the rows of :meth:`sample`: labels are events, too."""
         events = self.events
         return Scoring(self.model, sample, self.y, (*events,), {}, {"law": self.law}, events, level)
 
     def _at(self, x: Array) -> Any:
-        return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
+        return _Labelled(np.asarray(self.model.predict_proba(x)), self.events)
 
     def sample(self, X: Any, Y: Any, weights: Any) -> Sample:
         """Rows with the columns of x, and the codes of the labels.
@@ -409,10 +415,10 @@ class Classifier:
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """Probabilities of labels at rows, of the label or of its event."""
+    """Probabilities of labels at rows, and of events of their column."""
 
     shares: Array
-    events: tuple[str, ...]
+    events: Mapping[str, Event]
 
     def predict_proba(self, column: str | None = None) -> Array:
         """Shape (b, K)."""
@@ -420,17 +426,26 @@ class _Labelled:
 
     def expect(self, f: Any) -> Array:
         """Of events, shape (b, len(f))."""
-        return self.shares[:, [self.events.index(event) for event in f]]
+        return event_shares([self.events[text] for text in f], self.shares)
 
 
 def classifier_of(model: Any) -> Classifier | None:
     """The classifier that a model is; None if it is none."""
     if isinstance(model, LogisticModel):
         return Classifier(model, model, model.columns_y, model.labels)
-    if isinstance(model, EmbeddingModel) and model.classifies:
+    if isinstance(model, (JointModel, EmbeddingModel)) and model.classifies:
         labels = tuple(model.classes.tolist())
-        return Classifier(model, model.x, model.columns_y, labels)
+        cells = model.y.cells.size if isinstance(model, JointModel) and model.y.cells else 0
+        declared = _declared_events(model)
+        return Classifier(model, model.x, model.columns_y, labels, declared, cells)
     return None
+
+
+def _declared_events(model: JointModel | EmbeddingModel) -> tuple[str, ...]:
+    """Texts of the events of y that were declared at the fit."""
+    known = model.function_names[0] if isinstance(model, JointModel) else model.function_names
+    names = model.columns_y.names
+    return tuple(name for name in known if name not in names and looks_like_event(name))
 
 
 def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
