@@ -299,6 +299,12 @@ def test_remedies_for_embeddings_name_no_law_of_theirs(world, tmp_path):
     message = refused("predict", tmp_path / "m", "--given", "x0=0,x1=0", "--event", "y0 > 0")
     assert "fit with --event 'y0 > 0', or fit with --estimator joint" in message
     assert "cme-dask predict" not in message
+    labels = pd.DataFrame({"wind": np.array(NAMES)[world[2][:200]], "speed": x[:, 0]})
+    fit.fit(x, labels)
+    for ask in (lambda: fit.expect("wind", x), lambda: fit.model_.predict(x)):
+        with pytest.raises(DataError, match="ask for expect") as error:
+            ask()
+        assert "conditional(" not in str(error.value)
 
 
 def test_a_logistic_regression_is_asked_in_python(world, tmp_path):

@@ -239,16 +239,21 @@ def _imputation(
     return Imputation(fills, indicators)
 
 
-def labels_have_no_mean(name: str, columns: Columns) -> DataError:
-    """One sentence on a mean or quantile of a column of labels."""
+def labels_have_no_mean(name: str, columns: Columns, *, laws: bool = True) -> DataError:
+    """One sentence on a mean or quantile of a column of labels; embeddings have no laws."""
     label = next(iter(columns.categories[name]), "...")
     event = f"{name} == '{label}'"
-    return DataError(
-        f"column {name!r} holds labels, which have no mean or quantile: ask for "
-        + remedy(
-            f'conditional(x).predict_proba({name!r}) or .probability("{event}")',
-            f'probabilities, cme-dask predict --event "{event}"',
+    asked = (
+        f'conditional(x).predict_proba({name!r}) or .probability("{event}")',
+        f'probabilities, cme-dask predict --event "{event}"',
+    )
+    if not laws:
+        asked = (
+            f'expect("{event}", x), with the event among the functions of the fit',
+            f'the event, cme-dask predict --event "{event}", which the fit must know',
         )
+    return DataError(
+        f"column {name!r} holds labels, which have no mean or quantile: ask for {remedy(*asked)}"
     )
 
 

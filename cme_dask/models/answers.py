@@ -12,7 +12,7 @@ from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.base import Model
-from cme_dask.models.events import Event, looks_like_event, numeric_columns
+from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core, label_codes, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
@@ -77,7 +77,9 @@ class ConditionalExpectation:
             If they are no texts, unknown, columns of labels, or events that weren't declared.
         """
         if f is None:
-            return list(numeric_columns(columns))
+            if not columns.numeric:
+                raise labels_have_no_mean(columns.names[0], columns, laws=laws)
+            return list(columns.numeric)
         if not isinstance(f, str) and not (
             isinstance(f, Iterable) and all(isinstance(name, str) for name in f)
         ):
@@ -91,7 +93,7 @@ class ConditionalExpectation:
 
     def _check(self, name: str, columns: Columns, reverse: bool, laws: bool) -> None:
         if name in columns.categories:
-            raise labels_have_no_mean(name, columns)
+            raise labels_have_no_mean(name, columns, laws=laws)
         if name in self.names:
             return
         known = ", ".join(map(repr, self.names))
@@ -279,7 +281,7 @@ class PairModel(Model):
                 return result.map_blocks(most_probable, token="predict", **named)
             return most_probable(result, self.classes)
         for name in columns.categories:
-            raise labels_have_no_mean(name, columns)
+            raise labels_have_no_mean(name, columns, laws=hasattr(self, "conditional"))
         means = self._means(X)
         means = means if is_out_of_core(X) else np.asarray(means)
         return means[:, 0] if len(columns.names) == 1 and means.ndim == 2 else means
