@@ -141,11 +141,19 @@ class NonFiniteValues(DataError):
         The sentence.
     missing
         Whether some of the values are NaN, which fits may leave out or fill in.
+    statement
+        The sentence without its remedy.
     """
 
-    def __init__(self, message: str = "values must be finite", missing: bool = False) -> None:
+    def __init__(
+        self,
+        message: str = "values must be finite",
+        missing: bool = False,
+        statement: str = "values must be finite",
+    ) -> None:
         super().__init__(message)
         self.missing = missing
+        self.statement = statement
 
 
 class StoreError(DataError):

@@ -3,15 +3,26 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from sklearn.metrics import log_loss
 
-from cme_dask import EmbeddingClassifier, MulticlassEmbedding, load, open_sample, score
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    JointClassifier,
+    KernelLogisticRegression,
+    MulticlassEmbedding,
+    kernels,
+    load,
+    open_sample,
+    score,
+)
 from cme_dask.cli import cli
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
-from cme_dask.errors import ShardDone
+from cme_dask.errors import DataError, ShardDone
 
 N = 9000
 NAMES = ("east", "north", "west")
@@ -203,3 +214,104 @@ def test_a_job_scores_the_labels_beside_boosting(world, tmp_path):
     assert boosting["accuracy"]["value"] > 0.6
     shown = run("run", tmp_path / "job.toml", *options, "--overwrite")[1]
     assert "labels of wind, gradient boosting" in " ".join(shown.split())
+
+
+def test_stores_may_number_labels_in_another_order_than_the_fit(tmp_path):
+    """And lack labels: scores are those of the labels themselves; unknown labels are refused."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    labels = np.array(NAMES)[np.clip(np.round(x[:, 0]) + 1, 0, 2).astype(int)]
+    order = {"west": 0, "north": 1, "east": 2}
+
+    def stored(name, rows, codes):
+        columns = Columns(("a", "b")), Columns(("wind",), {}, {"wind": tuple(codes)})
+        with writing_sample(tmp_path / name, columns) as writer:
+            writer.append(x[rows], np.array([[codes[e]] for e in labels[rows]], dtype=float))
+        return tmp_path / name
+
+    kernel = kernels.Gaussian(1.0)
+    options = {"kernel_x": kernel, "tol": 0.1, "n_folds": 2}
+    table = pd.DataFrame(x, columns=["a", "b"]), pd.Series(labels, name="wind")
+    some = np.flatnonzero(labels != "north")
+    every = stored("every", np.arange(300), order)
+    few = stored("few", some, {"west": 0, "east": 1})
+    new = stored("new", some, {"west": 0, "south": 1, "east": 2})
+    numbers = open_sample(x, x[:, 0])
+    for fit in (
+        JointClassifier(**options, reg=1e-3),
+        EmbeddingClassifier(**options, reg=1e-3),
+        MulticlassEmbedding(**options, max_iter=2, batch_size=100),
+        KernelLogisticRegression(kernel, tol=0.1, max_iter=5, gradient_tol=0.1),
+    ):
+        fit.fit(*table)
+        expected = score(fit, *table)
+        assert list(expected.labels) == ["wind"]
+        assert score(fit, str(every)).lines() == expected.lines()
+        assert fit.score(*table) == expected.labels["wind"].accuracy.value
+        among = score(fit, *(each.iloc[some] for each in table))
+        np.testing.assert_equal(score(fit, str(few)).lines(), among.lines())
+        with pytest.raises(DataError, match=r"'wind' are .*south.*, in the fit they were .*: give"):
+            score(fit, str(new))
+        with pytest.raises(DataError, match=r"scored on the labels of one column.*; give"):
+            score(fit, numbers)
+
+
+@pytest.mark.parametrize("kind", [JointClassifier, EmbeddingClassifier])
+def test_labels_and_their_events_have_the_probabilities_of_predict_proba(kind, tmp_path):
+    """In scores, answers of the command and expectations, whether declared at the fit or not."""
+    rng = np.random.default_rng(0)
+    x, codes = rng.normal(size=(300, 2)), rng.choice(3, 300, p=[0.6, 0.3, 0.1])
+    x += codes[:, None]
+    labels = pd.Series(np.array(NAMES)[codes], name="wind")
+    fit = kind(kernel_x=kernels.Gaussian(1.0), tol=0.1, n_folds=2, reg=1e-3)
+    fit.fit(x, labels, functions=["wind != 'east'"])
+    fit.save(tmp_path / "m")
+    shares, some = fit.predict_proba(x), "wind in ('east', 'west')"
+    scores = score(fit, x, labels, events=[some])
+    assert scores.labels["wind"].log_loss.value == pytest.approx(log_loss(labels, shares))
+    expected = {"wind != 'east'": shares[:, 1:].sum(axis=1), some: shares[:, [0, 2]].sum(axis=1)}
+    expected |= {f'wind == "{name}"': shares[:, code] for code, name in enumerate(NAMES)}
+    happened = [labels != "east", labels.isin(["east", "west"]), *(labels == n for n in NAMES)]
+    assert list(scores.brier) == list(expected)
+    for (event, p), seen in zip(expected.items(), happened, strict=True):
+        assert scores.brier[event].value == pytest.approx(np.mean((p - seen) ** 2))
+    given = ("--given", "x0=0.5,x1=1")
+    events = [part for event in ("wind == 'north'", some) for part in ("--event", event)]
+    result = as_json("predict", tmp_path / "m", *given, *events, "--of", "probability")
+    (values,), (one,) = result["values"], fit.predict_proba([[0.5, 1.0]])
+    assert values == pytest.approx([one[1], one[0] + one[2], *one], abs=1e-12)
+    if kind is EmbeddingClassifier:
+        model = fit.model_
+        north = model.expect("class 1", x)
+        np.testing.assert_array_equal(model.expect("wind == 'north'", x), north)
+        result = as_json("expect", tmp_path / "m", *given)
+        each = ["wind != 'east'", *(f'wind == "{name}"' for name in NAMES)]
+        assert result["functions"] == each
+        assert result["values"][0] == pytest.approx(model.expect(each, [[0.5, 1.0]])[0])
+        with pytest.raises(DataError, match="or fit a JointDistribution with laws"):
+            model.expect(some, x)
+
+
+def test_remedies_for_embeddings_name_no_law_of_theirs(world, tmp_path):
+    x = world[1][:200]
+    fit = ConditionalMeanEmbedding(kernel_x=kernels.Gaussian(1.0), tol=0.1, n_folds=2, reg=1e-3)
+    fit.fit(x, x[:, 0]).save(tmp_path / "m")
+    message = refused("predict", tmp_path / "m", "--given", "x0=0,x1=0", "--event", "y0 > 0")
+    assert "fit with --event 'y0 > 0', or fit with --estimator joint" in message
+    assert "cme-dask predict" not in message
+    labels = pd.DataFrame({"wind": np.array(NAMES)[world[2][:200]], "speed": x[:, 0]})
+    fit.fit(x, labels)
+    for ask in (lambda: fit.expect("wind", x), lambda: fit.model_.predict(x)):
+        with pytest.raises(DataError, match="ask for expect") as error:
+            ask()
+        assert "conditional(" not in str(error.value)
+
+
+def test_a_logistic_regression_is_asked_in_python(world, tmp_path):
+    x, codes = world[1][:200], world[2][:200]
+    fit = KernelLogisticRegression(kernels.Gaussian(1.0), tol=0.1, max_iter=5, gradient_tol=0.1)
+    fit.fit(x, codes).save(tmp_path / "m")
+    for command in ("predict", "expect"):
+        message = refused(command, tmp_path / "m", "--given", "x0=0,x1=0")
+        assert "ask this model in Python" in message
+        assert "JointDistribution" not in message

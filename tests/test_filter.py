@@ -12,7 +12,7 @@ from scipy.stats import norm
 from sklearn.base import clone
 
 from benchmarks import filtering
-from cme_dask import KernelBayesFilter, PivotedCholesky, kernels, load, operators
+from cme_dask import KernelBayesFilter, PivotedCholesky, kernels, load, open_sample, operators
 from cme_dask.errors import DataError
 
 GAUSSIAN = kernels.Gaussian(1.0)
@@ -46,6 +46,28 @@ def fit():
     return KernelBayesFilter(GAUSSIAN, GAUSSIAN, **options).fit(
         *linear(50_000), functions=functions
     )
+
+
+def test_steps_that_lack_a_value_are_left_out():
+    """A missing observation takes no state from the transition; a missing state ends it."""
+    x, y = linear(300)
+    gone = np.random.default_rng(1).random((2, 300)) < 0.2
+    x[gone[0]], y[gone[1]] = np.nan, np.nan
+    options = QUICK | {"pivots": (np.linspace(-2.0, 2.0, 5)[:, None],) * 2}
+    sample = open_sample(x, y).drop_missing()
+    model = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **options).fit(sample).model_
+    assert model.about["rows"] == 300 - gone.any(axis=0).sum()
+    assert model.about["missing"]["columns"] == {"x0": gone[0].sum(), "y0": gone[1].sum()}
+    time = np.flatnonzero(~gone[0])
+    dense = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **options).fit(
+        x[~gone[0]], np.nan_to_num(y[~gone[0]]), time=time
+    )
+    np.testing.assert_allclose(model.transition, dense.model_.transition, atol=1e-10)
+    whole = KernelBayesFilter(GAUSSIAN, GAUSSIAN, **options)
+    whole.fit(x[~gone.any(axis=0)], y[~gone.any(axis=0)])
+    np.testing.assert_allclose(model.observation, whole.model_.observation, atol=1e-10)
+    with pytest.raises(DataError, match=r"NaN or infinite: fill .*drop_missing\(\), which leaves"):
+        whole.fit(x, y)
 
 
 def test_laws_of_a_linear_model_are_those_of_kalman(fit):

@@ -385,6 +385,8 @@ def test_bad_weights(tmp_path, former, weights, message):
         ({"x": []}, "x needs at least one column"),
         ({"y": []}, "y needs at least one column"),
         ({"x": "a"}, "x must be a list of column names, got the text 'a'"),
+        ({"group": ["a"]}, r"group must be the name of one column, got \['a'\]"),
+        ({"weights": ["b"]}, r"weights must be the name of one column, got \['b'\]"),
         ({"missing": "ignore"}, "missing must be 'drop', 'error' or 'keep', got 'ignore'"),
         ({"units": {"z": "m"}}, "units .* unknown columns: z"),
         ({"files": []}, "files must be a list of at least one path"),

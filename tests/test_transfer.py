@@ -239,6 +239,32 @@ def test_other_estimators_take_one_kernel():
         JointDistribution(kernel_x=[GAUSSIAN], kernel_y=GAUSSIAN).fit(x, x)
 
 
+def test_pairs_that_lack_a_value_are_left_out():
+    """As those across gaps in time are; and the rest are pairs of the same rows."""
+    x = ornstein_uhlenbeck(500, 4)
+    x[np.random.default_rng(5).random(500) < 0.2] = np.nan
+    known = np.flatnonzero(~np.isnan(x[:, 0]))
+    sample = open_sample(x).drop_missing()
+    options = {"reg": 1e-3, "pivots": PIVOTS, "lag": 2, "n_folds": 2}
+    fit = TransferOperator(GAUSSIAN, **options).fit(sample)
+    usable = np.isin(known + 2, known)
+    assert fit.report_.rows == usable.sum()
+    assert fit.model_.about["missing"]["rows"] == 498 - usable.sum()
+    assert "left out; values by column" in repr(fit.model_)
+    newton = fit.basis_.newton
+    before, after = newton(x[known[usable]]), newton(x[known[usable] + 2])
+    expected = np.linalg.solve(
+        before.T @ before / usable.sum() + 1e-3 * np.eye(newton.rank),
+        before.T @ after / usable.sum(),
+    )
+    np.testing.assert_allclose(fit.model_.matrix, expected, atol=1e-8)
+    with pytest.raises(
+        DataError, match=r"NaN or infinite: fill .*drop_missing\(\), which leaves"
+    ) as e:
+        TransferOperator(GAUSSIAN, **options).fit(x)
+    assert "dropna" not in str(e.value)
+
+
 def test_pairs_never_cross_trajectories_or_gaps(tmp_path):
     x = ornstein_uhlenbeck(9_000, 4)
     x[4000:] += 1.0

@@ -93,7 +93,7 @@ def predict(
     the x of all rows in STORE (path or URL) they are written to the new Zarr store --out, in one
     pass. `cme-dask expect` gives signed expectations with standard errors instead.
 
-    Embeddings answer mean and probability, which is a signed expectation for events.
+    Embeddings answer mean and probability, which is a signed expectation for events of numbers.
     """
     from cme_dask.cli import query as job
     from cme_dask.cli import tables

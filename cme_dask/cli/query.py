@@ -16,6 +16,7 @@ from cme_dask.errors import DataError
 from cme_dask.models import load, only
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.joint import JointModel
+from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import query_points
 from cme_dask.models.query import EmbeddingQuery, LawQuery, Query
 
@@ -31,6 +32,12 @@ _CONVERSION = re.compile(r"CSV column #(\d+): Row #(\d+): .* invalid value '(.*)
 def load_conditional(path: str) -> JointModel | LinearEmbedding:
     """The model of Y given X in a file; StoreError or DataError if there is none."""
     model = load(path)
+    if isinstance(model, LogisticModel):
+        raise DataError(
+            f"{path} holds a LogisticModel, a JointModel or an embedding was expected: ask this "
+            "model in Python, cme_dask.load(...).predict_proba(X), or fit with --estimator "
+            "classifier"
+        )
     return model if isinstance(model, LinearEmbedding) else only(JointModel, model, path)
 
 
@@ -77,7 +84,9 @@ def answer(
     labelled = other.columns.categories
     answers: Any = variable.answers if is_joint else getattr(law, "answers", None)
     declared = other.columns.names if answers is None else answers.names
-    shown = list(functions) or [name for name in declared if name not in labelled]
+    events = {} if is_joint else getattr(law, "label_events", {})
+    every = [events.get(name, name) for name in declared if name not in labelled]
+    shown = list(functions) or list(dict.fromkeys(every))
     where: dict[str, Any] = {"Y" if reverse else "X": array}
     errors: Array | None = None
     if std and answers is not None and len(answers.fold_constant) > 1:

@@ -408,7 +408,7 @@ def evaluate(
         fitted, boosting = boosted(rest, events, section, executor)
         predictions[BOOSTING] = Prediction(targets, fitted)
     laws: dict[str, Law] = {}
-    if isinstance(model, JointModel):
+    if isinstance(model, JointModel) and classifier is None:
         scored, edges = bool(numeric), bin_edges(model, rest, targets, set(events))
         laws[MODEL] = law_of(model, scored, scored, targets=targets, edges=edges, labels=True)
     elif classifier is not None:

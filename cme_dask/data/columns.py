@@ -239,16 +239,21 @@ def _imputation(
     return Imputation(fills, indicators)
 
 
-def labels_have_no_mean(name: str, columns: Columns) -> DataError:
-    """One sentence on a mean or quantile of a column of labels."""
+def labels_have_no_mean(name: str, columns: Columns, *, laws: bool = True) -> DataError:
+    """One sentence on a mean or quantile of a column of labels; embeddings have no laws."""
     label = next(iter(columns.categories[name]), "...")
     event = f"{name} == '{label}'"
-    return DataError(
-        f"column {name!r} holds labels, which have no mean or quantile: ask for "
-        + remedy(
-            f'conditional(x).predict_proba({name!r}) or .probability("{event}")',
-            f'probabilities, cme-dask predict --event "{event}"',
+    asked = (
+        f'conditional(x).predict_proba({name!r}) or .probability("{event}")',
+        f'probabilities, cme-dask predict --event "{event}"',
+    )
+    if not laws:
+        asked = (
+            f'expect("{event}", x), with the event among the functions of the fit',
+            f'the event, cme-dask predict --event "{event}", which the fit must know',
         )
+    return DataError(
+        f"column {name!r} holds labels, which have no mean or quantile: ask for {remedy(*asked)}"
     )
 
 
@@ -340,12 +345,13 @@ def nonfinite_error(counts: dict[str, tuple[int, int]], *, missing: bool) -> Non
         " (.dropna() of a DataFrame leaves out NaN)",
         " (ingest --missing drop leaves out rows that lack a value)",
     )
-    what = (
-        f"NaN or infinite: drop or fill these rows{remedy(*each_way)}"
+    what, advice = (
+        ("NaN or infinite", f"drop or fill these rows{remedy(*each_way)}")
         if missing
-        else "infinite: drop these rows, or give finite values"
+        else ("infinite", "drop these rows, or give finite values")
     )
-    return NonFiniteValues(f"values must be finite, but {'; '.join(parts)} {what}", missing)
+    statement = f"values must be finite, but {'; '.join(parts)} {what}"
+    return NonFiniteValues(f"{statement}: {advice}", missing, statement)
 
 
 def negative_error(count: int, first_row: int) -> DataError:

@@ -602,7 +602,7 @@ def rechunk(
     table = _the_store(source, storage_options)
     roles = table.roles()
     x, y = (_wanted(name, n, getattr(roles, name), table) for name, n in (("x", x), ("y", y)))
-    typed = {*x, *y, group or roles.group}
+    typed = [*x, *y, group or roles.group]
     return ingest(
         [source],
         output,

@@ -213,6 +213,9 @@ def make_layout(
     for role, names in (("x", x), ("y", y), ("time", time), ("categorical", categorical)):
         if isinstance(names, str):  # it would pass as a sequence of letters
             raise DataError(f"{role} must be a list of column names, got the text {names!r}")
+    for role, given in (("weights", weights), ("group", group)):
+        if not (given is None or isinstance(given, str)):
+            raise DataError(f"{role} must be the name of one column, got {given!r}")
     for role, names in (("x", x), ("y", y)):
         if not names:
             raise DataError(f"{role} needs at least one column")

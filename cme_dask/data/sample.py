@@ -440,6 +440,10 @@ class Sample:
                 f"{what} takes all rows, this sample leaves out those that lack a value: give the "
                 "sample before drop_missing()"
             )
+        self.check_undivided(what)
+
+    def check_undivided(self, what: str) -> None:
+        """DataError if this is a part: ``what`` takes rows of the whole sample."""
         if self.part is not None:
             raise DataError(
                 f"{what} takes all rows, this is a part of them ({self.part}): give the sample "

@@ -100,7 +100,8 @@ def pairs(sample: Sample, lag: int, step: float | None = None) -> Sample:
 
     Rows are in the order of time within each trajectory. Pairs of rows of two groups, and, where
     the rows have times, of rows that are not ``lag`` steps apart in time, get the weight 0; so do
-    pairs with a row whose group or time is missing.
+    pairs with a row whose group or time is missing. Of a sample that leaves out rows that lack a
+    value, passes leave out the pairs with such a row; the other pairs stay ``lag`` rows apart.
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ def pairs(sample: Sample, lag: int, step: float | None = None) -> Sample:
         On a part of a sample, fewer rows than ``lag`` + 2, no positive step of time, or groups,
         times or weights in a Dask array.
     """
-    sample.check_whole("a trajectory")
+    sample.check_undivided("a trajectory")
     count = sample.n_rows - lag
     if count < 2:
         raise DataError(

@@ -284,6 +284,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The parameters whose kernels are learned where they are not given."""
 
     _several: ClassVar[bool] = False
+    _successive: ClassVar[bool] = False  # whether rows are steps of trajectories
     """Whether several kernels of its only variable may be given, to be compared on all rows."""
 
     _required: ClassVar[tuple[str, ...]] = (
@@ -452,12 +453,17 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _advised(self, error: NonFiniteValues) -> NonFiniteValues:
         """The error, which of missing values names what leaves them out."""
         text = f"{error}"  # for readers of both kinds
-        if error.missing and hasattr(self, "missing"):
+        if error.missing and self._successive:  # rows that follow a gap would close it
+            text = (
+                f"{error.statement}: fill these values, or fit open_sample(...).drop_missing(), "
+                "which leaves out the pairs of rows that lack one"
+            )
+        elif error.missing and hasattr(self, "missing"):
             values = "missing='drop' or 'impute'", "--missing drop or --missing impute"
             text = f"{text}, or fit with {remedy(*values)}"
         elif error.missing:
             text = f"{text}{remedy(', or fit open_sample(...).drop_missing()', '')}"
-        return NonFiniteValues(text, missing=error.missing)
+        return NonFiniteValues(text, error.missing, error.statement)
 
     def _reported(
         self, progress: Any, executor: Executor, sample: Sample, *, plans: bool = False

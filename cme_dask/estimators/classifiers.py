@@ -640,6 +640,7 @@ class KernelLogisticRegression(LabelClassifier):
             tuple(self._classes.tolist()),
             {
                 "rows": measured.moments.n_rows,
+                "label": sample.columns[1].names[0],
                 "passes": passes,
                 "tol": context.pivots[0].tol,
                 "trace_error": float(error),

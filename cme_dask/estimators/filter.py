@@ -103,6 +103,7 @@ class KernelBayesFilter(Estimator):
 
     model_: FilterModel
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
+    _successive = True
     span = 1.0
 
     def __init__(
@@ -152,7 +153,9 @@ class KernelBayesFilter(Estimator):
         ----------
         X
             States in the order of time, shape (n, d), one trajectory after the other; or a store of
-            states x and observations y, whose groups and times count.
+            states x and observations y, whose groups and times count. Missing values are an error;
+            of ``open_sample(...).drop_missing()``, pairs of state and observation, and pairs of
+            states, are left out that lack one.
         Y
             Observations, shape (n, d_Y).
         group, time, weights

@@ -38,7 +38,7 @@ from cme_dask.passes.driver import (
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.progress import listening
 from cme_dask.passes.run import PassReport, run_pass
-from cme_dask.passes.sources import open_sample
+from cme_dask.passes.sources import open_sample, recoded
 
 Array = Any
 
@@ -255,11 +255,11 @@ def two_sample_test(
     first, second = (one_variable(open_sample(each), place) for each in (A, B))
     test = _Test(method, tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
     options = options_of(keywords, MomentFitKeywords)
-    return test.run((first, _with_columns_of(first, second)), {"kernel": kernel}, options)
+    return test.run(_alike(first, second), {"kernel": kernel}, options)
 
 
-def _with_columns_of(first: Sample, second: Sample) -> Sample:
-    """The second sample with its columns in the order of those of the first one."""
+def _alike(first: Sample, second: Sample) -> tuple[Sample, Sample]:
+    """Both samples with the columns of the first, and with codes of the labels of both."""
     columns, others = first.columns[0], second.columns[0]
     if set(columns.names) != set(others.names):
         raise DataError(
@@ -267,12 +267,18 @@ def _with_columns_of(first: Sample, second: Sample) -> Sample:
             "the same ones"
         )
     for name in columns.names:
-        if columns.categories.get(name) != others.categories.get(name):
+        if (name in columns.categories) != (name in others.categories):
+            place = "first" if name in columns.categories else "second"
             raise DataError(
-                f"column {name!r} has other labels in the second sample than in the first, or in "
-                "another order: bring both from one table, or ingest them together"
+                f"column {name!r} holds labels in the {place} sample alone, numbers in the other: "
+                "give labels in both, or numbers"
             )
-    return second.select(list(columns.names))
+    labels = {
+        name: tuple(dict.fromkeys((*each, *others.categories[name])))
+        for name, each in columns.categories.items()
+    }
+    both = (Columns(columns.names, columns.units, labels),)
+    return recoded(first, both), recoded(second.select(list(columns.names)), both)
 
 
 @with_run_options

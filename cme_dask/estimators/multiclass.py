@@ -157,7 +157,8 @@ class MulticlassEmbedding(EmbeddingClassifier):
     -----
     A gradient that is not finite halves the last step and all later ones, with a warning in the
     log; ``search_.halved`` counts them. A fit with ``checkpoint`` goes on with the step it had come
-    to, and ends with the same bits.
+    to, and ends with the same bits. Mini-batches are drawn from whole chunks, so that an epoch
+    reads each chunk once: learned parameters depend on the chunks of x and of the labels.
 
     Later calls of ``partial_fit`` keep the kernel, the ridge and the calibration of the first, and
     ``path_`` is that of its rows.

@@ -129,6 +129,7 @@ class TransferOperator(Estimator):
     _kernels = {"kernel": "x"}  # noqa: RUF012 - never changed
     _bases = ("basis_",)
     _several = True
+    _successive = True
     span = 1.0
 
     def __init__(
@@ -176,7 +177,8 @@ class TransferOperator(Estimator):
         ----------
         X
             States in the order of time, shape (n, d), one trajectory after the other; or a store,
-            whose groups and times count.
+            whose groups and times count. Missing values are an error; of
+            ``open_sample(...).drop_missing()``, pairs with a row that lacks one are left out.
         y
             Ignored.
         group

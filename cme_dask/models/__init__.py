@@ -72,8 +72,10 @@ def load_only(
 def only(kind: type[Kind], model: Model, path: str | os.PathLike[str]) -> Kind:
     """The model of a path, if it is of this kind; DataError if not."""
     if not isinstance(model, kind):
+        name = type(model).__name__
+        article = "an" if name[0] in "AEIOU" else "a"
         raise DataError(
-            f"{os.fspath(path)} holds a {type(model).__name__}, a {kind.__name__} was expected: "
+            f"{os.fspath(path)} holds {article} {name}, a {kind.__name__} was expected: "
             f"save one by {maker(kind)}"
         )
     return model

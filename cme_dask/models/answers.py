@@ -12,7 +12,7 @@ from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
 from cme_dask.models.base import Model
-from cme_dask.models.events import Event, looks_like_event, numeric_columns
+from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core, label_codes, query_points
 from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis, StackedBasis
@@ -51,7 +51,12 @@ class ConditionalExpectation:
     fold_slope: Annotated[Array, Shape("F", "m", "names")]
 
     def select(
-        self, f: str | Sequence[str] | None, columns: Columns, reverse: bool = False
+        self,
+        f: str | Sequence[str] | None,
+        columns: Columns,
+        reverse: bool = False,
+        *,
+        laws: bool = True,
     ) -> str | list[str]:
         """The requested names; by default those of the columns that hold numbers.
 
@@ -63,6 +68,8 @@ class ConditionalExpectation:
             Of the other variable.
         reverse
             Whether that is x.
+        laws
+            Whether the model has laws, which answer events that were not declared.
 
         Raises
         ------
@@ -70,7 +77,9 @@ class ConditionalExpectation:
             If they are no texts, unknown, columns of labels, or events that weren't declared.
         """
         if f is None:
-            return list(numeric_columns(columns))
+            if not columns.numeric:
+                raise labels_have_no_mean(columns.names[0], columns, laws=laws)
+            return list(columns.numeric)
         if not isinstance(f, str) and not (
             isinstance(f, Iterable) and all(isinstance(name, str) for name in f)
         ):
@@ -79,12 +88,12 @@ class ConditionalExpectation:
                 f"for its name; known here: {', '.join(self.names)}"
             )
         for name in [f] if isinstance(f, str) else f:
-            self._check(name, columns, reverse)
+            self._check(name, columns, reverse, laws)
         return f if isinstance(f, str) else list(f)
 
-    def _check(self, name: str, columns: Columns, reverse: bool) -> None:
+    def _check(self, name: str, columns: Columns, reverse: bool, laws: bool) -> None:
         if name in columns.categories:
-            raise labels_have_no_mean(name, columns)
+            raise labels_have_no_mean(name, columns, laws=laws)
         if name in self.names:
             return
         known = ", ".join(map(repr, self.names))
@@ -92,13 +101,20 @@ class ConditionalExpectation:
             raise DataError(f"unknown column {name!r}: there are {known}")
         Event.of(name, columns, self.names)
         x, of_x, flag, back = ("Y=y", "_x", "-x", " --reverse") if reverse else ("x", "", "", "")
+        asked = (
+            f"ask the law, conditional({x}).probability({name!r})",
+            f"ask the law, cme-dask predict --event {name!r}{back}",
+        )
+        if not laws:
+            asked = (
+                "fit a JointDistribution with laws, which answer any event",
+                "fit with --estimator joint, whose laws answer any event",
+            )
         raise DataError(
             f"the event {name!r} was not declared, so that its moments are not known: "
             + remedy(
-                f"fit with functions{of_x}=[{name!r}], or ask the law, "
-                f"conditional({x}).probability({name!r})",
-                f"fit with --event{flag} {name!r}, or ask the law, "
-                f"cme-dask predict --event {name!r}{back}",
+                f"fit with functions{of_x}=[{name!r}], or {asked[0]}",
+                f"fit with --event{flag} {name!r}, or {asked[1]}",
             )
         )
 
@@ -265,7 +281,7 @@ class PairModel(Model):
                 return result.map_blocks(most_probable, token="predict", **named)
             return most_probable(result, self.classes)
         for name in columns.categories:
-            raise labels_have_no_mean(name, columns)
+            raise labels_have_no_mean(name, columns, laws=hasattr(self, "conditional"))
         means = self._means(X)
         means = means if is_out_of_core(X) else np.asarray(means)
         return means[:, 0] if len(columns.names) == 1 and means.ndim == 2 else means
@@ -286,9 +302,10 @@ class PairModel(Model):
         """
         columns = self.columns_y
         if not self._one_label(columns):
+            law = ", or conditional(x).probability(event)" if hasattr(self, "conditional") else ""
             raise DataError(
                 f"y is {columns.listed()}, and only one column of labels has probabilities of "
-                "labels: ask for predict, or conditional(x).probability(event)"
+                f"labels: ask for predict{law}"
             )
         return positive(self._shares(X), float(self.about["rows"]))
 
@@ -338,6 +355,20 @@ class PairModel(Model):
 def class_name(code: int) -> str:
     """What the indicator of a label is called among the declared functions of y."""
     return f"class {code}"
+
+
+def event_shares(events: Iterable[Event], shares: Array) -> Array:
+    """Probabilities of events of one column of labels, shape (n, k): sums of those of labels.
+
+    Parameters
+    ----------
+    events
+        Of that column.
+    shares
+        Probabilities of the labels, shape (n, K).
+    """
+    codes = np.arange(float(shares.shape[1]))[:, None]
+    return np.stack([shares[:, event(codes) > 0.0].sum(axis=1) for event in events], axis=-1)
 
 
 def most_probable(probabilities: Array, classes: Array) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from cme_dask.models.answers import (
     PairModel,
     class_name,
 )
-from cme_dask.models.events import comparison
+from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
 from cme_dask.models.relevance import plot_relevance
 from cme_dask.models.spaces import MeanEmbeddings, Space
@@ -226,6 +226,29 @@ class EmbeddingModel(LinearEmbedding):
         return {class_name(code) for code in range(count)} <= set(self.function_names)
 
     @property
+    def label_events(self) -> dict[str, str]:
+        """Of a classifier the event of each label by the name of its indicator."""
+        if not self.classifies:
+            return {}
+        ((name, labels),) = self.columns_y.categories.items()
+        return {class_name(code): comparison(name, label) for code, label in enumerate(labels)}
+
+    def _of_labels(self, f: str | Sequence[str] | None) -> str | Sequence[str] | None:
+        """Requested names, those of indicators in place of events that one label alone is."""
+        columns, known = self.columns_y, self.function_names
+
+        def named(text: Any) -> Any:
+            if not isinstance(text, str) or text in known or not looks_like_event(text):
+                return text
+            codes = np.arange(float(len(self.label_events)))[:, None]
+            (holds,) = np.nonzero(Event.of(text, columns, known)(codes))
+            return class_name(int(holds[0])) if len(holds) == 1 else text
+
+        if f is None or not self.classifies:
+            return f
+        return named(f) if isinstance(f, str) else [named(each) for each in f]
+
+    @property
     def function_names(self) -> tuple[str, ...]:
         """Names that ``expect`` knows: columns of y, and functions declared at the fit."""
         return self.answers.names
@@ -259,8 +282,8 @@ class EmbeddingModel(LinearEmbedding):
         Parameters
         ----------
         f
-            A numeric column, declared function or declared event of y, or several; default the
-            numeric columns.
+            A numeric column, declared function or declared event of y, or several, of a classifier
+            also the event of a label; default the numeric columns.
         X
             Points, shape (n, d_X), or a table with the columns by name. A Dask array, a Zarr array
             or a store gives Dask arrays; nothing is computed then.
@@ -284,7 +307,7 @@ class EmbeddingModel(LinearEmbedding):
             )
             return cast(FloatArray, result)
         points = query_points(X, self.x, "X")
-        names = self.answers.select(f, self.y.columns)
+        names = self.answers.select(self._of_labels(f), self.y.columns, laws=False)
         return self.answers.expect(names, self.x.basis, points, return_std)
 
     def expect_interval(
@@ -354,9 +377,7 @@ class EmbeddingModel(LinearEmbedding):
         errors: dict[str, Any] = self.about.get("held_out", {})
         if not self.classifies:
             return errors
-        (name,) = self.columns_y.names
-        labels = self.columns_y.categories[name]
-        texts = {class_name(i): comparison(name, label) for i, label in enumerate(labels)}
+        (name,), texts = self.columns_y.names, self.label_events
         return {
             given: {texts.get(f, f): value for f, value in each.items() if f != name}
             for given, each in errors.items()

@@ -16,7 +16,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns, check_points
-from cme_dask.display import passes
+from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
@@ -287,6 +287,7 @@ class FilterModel(Model):
             ("bases", f"ranks {self.basis.rank} and {self.observed.rank}"),
             ("ridges", ridges),
             ("rows", f"{int(fit['rows']):,}, in {passes(fit['passes'])}"),
+            *missing_lines(fit),
         ]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -148,6 +148,11 @@ class JointModel(PairModel):
         return result if is_out_of_core(X) else np.asarray(result)
 
     @property
+    def classifies(self) -> bool:
+        """Whether a classifier was fitted, whose labels have the chances of ``predict_proba``."""
+        return "classes" in self.about and self.y.cells is not None
+
+    @property
     def support(self) -> Support | None:
         """Cells of y on which conditional laws live, if the fit summed their rows."""
         return None if self.y.cells is None else self.y.cells.support
@@ -298,7 +303,7 @@ class JointModel(PairModel):
                 ),
             )
         points = query_points(values, variable, "Y" if reverse else "X")
-        names = variable.answers.select(f, other.columns, reverse)
+        names = variable.answers.select(f, other.columns, reverse, laws=other.cells is not None)
         return variable.answers.expect(names, variable.basis, points, return_std)
 
     def expect_interval(

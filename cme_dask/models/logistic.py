@@ -83,6 +83,12 @@ class LogisticModel(Model):
         return result
 
     @property
+    def columns_y(self) -> Columns:
+        """The column of labels."""
+        name = str(self.about.get("label", "y"))
+        return Columns((name,), categories={name: tuple(map(str, self.labels))})
+
+    @property
     def classes(self) -> Array:
         """The labels, shape (K,)."""
         return np.asarray(self.labels)
@@ -118,8 +124,7 @@ class LogisticModel(Model):
         DataError
             As :meth:`predict`, if the shapes differ, or if no label of Y is known.
         """
-        labels = Columns(("y",), categories={"y": tuple(map(str, self.labels))})
-        return accuracy(Y, self.predict_proba(X), labels, sample_weight)
+        return accuracy(Y, self.predict_proba(X), self.columns_y, sample_weight)
 
     def _validate(self) -> None:
         """DataError unless there is a label for each column of C, and more than one."""

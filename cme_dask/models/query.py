@@ -11,6 +11,7 @@ import numpy as np
 from cme_dask.config import ANSWERS, EMBEDDING_ANSWERS, INTERVAL, LEVELS
 from cme_dask.data.outputs import AnswerArray
 from cme_dask.errors import DataError, UnseenCategoryWarning, remedy
+from cme_dask.models.answers import event_shares
 from cme_dask.models.embedding import LinearEmbedding
 from cme_dask.models.events import Event, comparison
 from cme_dask.models.joint import JointModel
@@ -118,6 +119,15 @@ class Query(ABC):
     def rank(self) -> int:
         """Number of functions of the row from which each of them follows."""
 
+    def _of_labels(self, rows: Array) -> Array:
+        """Probabilities of all chances where y is one column of labels, shape (b, k)."""
+        columns, shares = self.answered.columns, np.asarray(self.model.predict_proba(rows))
+        events = (Event.parse(text, columns.names, columns.categories) for text in self.events)
+        of_labels = dict(zip(self._each_label, shares.T, strict=True))
+        if self.events:
+            of_labels |= zip(self.events, event_shares(events, shares).T, strict=True)
+        return np.stack([of_labels[text] for text in self.chances], axis=-1)
+
     @abstractmethod
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
         """What answers at rows of numbers and codes, by the name of the answer."""
@@ -141,9 +151,12 @@ class Query(ABC):
     @property
     def chances(self) -> tuple[str, ...]:
         """The events, then one for each label of a categorical column."""
+        return (*self.events, *(text for text in self._each_label if text not in self.events))
+
+    @property
+    def _each_label(self) -> list[str]:
         labels = self.answered.columns.categories
-        each = (comparison(name, label) for name, all_ in labels.items() for label in all_)
-        return (*self.events, *(text for text in each if text not in self.events))
+        return [comparison(name, label) for name, all_ in labels.items() for label in all_]
 
     @property
     def fields(self) -> tuple[AnswerArray, ...]:
@@ -228,12 +241,18 @@ class LawQuery(Query):
 
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
         law: Any = self._law(rows)
+
+        def probability() -> Array:
+            if self.model.classifies and not self.reverse:
+                return self._of_labels(rows)
+            return np.stack([law.probability(text) for text in self.chances], axis=-1)
+
         return {
             "mean": law.mean,
             "std": law.std,
             "quantile": lambda: law.quantile(self.levels),
             "interval": lambda: self._intervals(law),
-            "probability": lambda: np.stack([law.probability(t) for t in self.chances], axis=-1),
+            "probability": probability,
             "effective_support": law.effective_support,
         }
 
@@ -242,7 +261,8 @@ class LawQuery(Query):
 class EmbeddingQuery(Query):
     """Answers of an embedding of Y given X = x, those of ``expect`` and ``predict_proba``.
 
-    Those of events are signed. Labels are answered where y is one column of them.
+    Those of events are signed. Where y is one column of labels, these and events are answered by
+    ``predict_proba``.
     """
 
     known = EMBEDDING_ANSWERS
@@ -253,16 +273,18 @@ class EmbeddingQuery(Query):
     def _check(self) -> None:
         if self.reverse:
             raise DataError("an embedding answers y given x alone: leave --reverse out")
-        if self.events:
+        if self.events and not self._one_label:
             self._signed(np.empty((0, len(self.given.columns.names))))
 
     @property
     def chances(self) -> tuple[str, ...]:
         """The events, then one for each label where y is one column of them."""
+        return super().chances if self._one_label else self.events
+
+    @property
+    def _one_label(self) -> bool:
         columns = self.answered.columns
-        return (
-            super().chances if len(columns.names) == len(columns.categories) == 1 else self.events
-        )
+        return len(columns.names) == len(columns.categories) == 1
 
     @property
     def size(self) -> int:
@@ -278,17 +300,7 @@ class EmbeddingQuery(Query):
         return self.model.expect(list(self.events), rows)
 
     def _at(self, rows: Array) -> dict[str, Callable[[], Array]]:
-        def probability() -> Array:
-            values = {}
-            if len(self.chances) > len(self.events):
-                ((name, labels),) = self.answered.columns.categories.items()
-                shares = self.model.predict_proba(rows).T
-                values = {comparison(name, t): s for t, s in zip(labels, shares, strict=True)}
-            if self.events:
-                values |= zip(self.events, self._signed(rows).T, strict=True)
-            return np.stack([values[text] for text in self.chances], axis=-1)
-
         return {
             "mean": lambda: self.model.expect(list(self.numeric), rows),
-            "probability": probability,
+            "probability": lambda: (self._of_labels if self._one_label else self._signed)(rows),
         }

@@ -9,7 +9,7 @@ import numpy as np
 
 from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
-from cme_dask.display import passes
+from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.base import Model
 from cme_dask.models.events import comparison
@@ -177,6 +177,7 @@ class TransferModel(Model):
             ("basis", f"rank {self.basis.rank}, {self.basis.newton.kernel!r}"),
             ("ridge", f"{float(fit['reg']):.3g}, by {fit['criterion']}"),
             ("pairs", f"{int(fit['rows']):,}, lag {int(fit['lag'])}, in {passes(fit['passes'])}"),
+            *missing_lines(fit),
         ]
 
     @cached_property

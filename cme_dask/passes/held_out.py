@@ -10,7 +10,8 @@ from cme_dask.config import LEVELS
 from cme_dask.data.columns import Columns
 from cme_dask.data.missing import completed
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
+from cme_dask.models.answers import event_shares
 from cme_dask.models.embedding import EmbeddingModel
 from cme_dask.models.events import Event, comparison, looks_like_event
 from cme_dask.models.joint import JointModel
@@ -241,8 +242,9 @@ def score(
     ----------
     model
         A fitted estimator, or a model from :func:`cme_dask.load`, that holds laws or a conditional
-        mean embedding; of classifiers the probabilities of labels are scored. Rows that lack a
-        value are left out, or filled in, if the fit did so.
+        mean embedding; of classifiers the probabilities of labels are scored, those of
+        ``predict_proba``, and sums of them as those of events. Rows that lack a value are left out,
+        or filled in, if the fit did so.
     X, Y
         Rows of x and of y: arrays, tables, Dask arrays; or X alone, a sample store by path or URL,
         or a ``Sample``. The y of a classifier are labels, as it was fitted on. Folds of a
@@ -299,12 +301,10 @@ def scoring_of(
     level, levels = float(found), check_levels(levels)[0].tolist()
     classifier = classifier_of(fitted)
     if classifier is not None:
-        if events or log_score:
-            raise DataError(
-                "of a classifier the labels alone are scored: leave events and log_score out"
-            )
-        sample = classifier.sample(X, Y, weights)
-        return classifier.scoring(sample, level)
+        if log_score:
+            raise DataError("a classifier has no density to score: leave log_score out")
+        classifier = replace(classifier, further=(*classifier.further, *events))
+        return classifier.scoring(classifier.sample(X, Y, weights), level)
     if not isinstance(fitted, (JointModel, EmbeddingModel)):
         raise DataError(
             "score takes a fitted joint distribution, conditional mean embedding or classifier, "
@@ -314,8 +314,7 @@ def scoring_of(
     if isinstance(fitted, JointModel) and not has_laws:
         raise DataError("this model has no laws to score: fit with support_size of at least 1")
     y = fitted.y.columns
-    known = fitted.function_names[0] if isinstance(fitted, JointModel) else fitted.function_names
-    declared = [name for name in known if name not in y.names and looks_like_event(name)]
+    declared = _declared_events(fitted)
     if not has_laws and set(events) - set(declared):
         raise DataError("a conditional mean embedding scores the events that were declared alone")
     labels = [comparison(name, label) for name in y.categories for label in y.categories[name]]
@@ -360,18 +359,25 @@ class Classifier:
         The column of labels.
     labels
         The labels in their own types, in the order of the probabilities.
+    further
+        Texts of other events of the column that are scored.
+    cells
+        Cells of the laws that the probabilities are made of.
     """
 
     model: Any
     variable: QueriedVariable
     y: Columns
     labels: tuple[Any, ...]
+    further: tuple[str, ...] = ()
+    cells: int = 0
 
     @property
     def events(self) -> dict[str, Event]:
-        """Each label as an event, by its text."""
+        """Further events, and each label as one, by their texts."""
         (name,) = self.y.names
-        texts = (comparison(name, label) for label in self.y.categories[name])
+        each = (comparison(name, label) for label in self.y.categories[name])
+        texts = dict.fromkeys((*self.further, *each))
         return {text: Event.parse(text, self.y.names, self.y.categories) for text in texts}
 
     @property
@@ -380,19 +386,18 @@ class Classifier:
         return Law(
             self._at,
             crps=False,
-            cells=len(self.labels),
+            cells=max(self.cells, len(self.labels)),
             targets=tuple(self.events),
             labels=True,
         )
 
     def scoring(self, sample: Sample, level: float) -> Scoring:
-        """The scores of its probabilities on the rows of :meth:`sample`: each label an event."""
-        mine = replace(self, y=sample.columns[1])
-        events = mine.events
-        return Scoring(self.model, sample, mine.y, (*events,), {}, {"law": mine.law}, events, level)
+        """The scores of its probabilities on the rows of :meth:`sample`: labels are events, too."""
+        events = self.events
+        return Scoring(self.model, sample, self.y, (*events,), {}, {"law": self.law}, events, level)
 
     def _at(self, x: Array) -> Any:
-        return _Labelled(np.asarray(self.model.predict_proba(x)), tuple(self.events))
+        return _Labelled(np.asarray(self.model.predict_proba(x)), self.events)
 
     def sample(self, X: Any, Y: Any, weights: Any) -> Sample:
         """Rows with the columns of x, and the codes of the labels.
@@ -402,27 +407,18 @@ class Classifier:
         DataError
             On other columns or labels.
         """
-        if Y is None:
-            sample = open_sample(X, weights=weights)
-            if len(sample.columns) != 2:
-                raise DataError("scores need rows of x and of y: give Y, or a store of both")
-            y = sample.columns[1]
-            if [y.categories.get(name) for name in y.names] != [*self.y.categories.values()]:
-                raise DataError(
-                    f"the y of {sample.location} is no column of the labels "
-                    f"{', '.join(map(str, self.labels))}"
-                )
-            columns = self.variable.columns
-            return like_fit(sample.select(columns.given.names, None), self.model, columns)
-        return _rows(self.model, self.variable, self.y, X, _known_codes(Y, self.y), weights)
+        sample = _labelled_rows(self.model, self.variable, self.y, X, Y, weights)
+        if len(sample.columns) != 2:
+            raise DataError("scores need rows of x and of y: give Y, or a store of both")
+        return sample
 
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """Probabilities of labels at rows, of the label or of its event."""
+    """Probabilities of labels at rows, and of events of their column."""
 
     shares: Array
-    events: tuple[str, ...]
+    events: Mapping[str, Event]
 
     def predict_proba(self, column: str | None = None) -> Array:
         """Shape (b, K)."""
@@ -430,18 +426,26 @@ class _Labelled:
 
     def expect(self, f: Any) -> Array:
         """Of events, shape (b, len(f))."""
-        return self.shares[:, [self.events.index(event) for event in f]]
+        return event_shares([self.events[text] for text in f], self.shares)
 
 
 def classifier_of(model: Any) -> Classifier | None:
     """The classifier that a model is; None if it is none."""
     if isinstance(model, LogisticModel):
-        y = Columns(("y",), categories={"y": tuple(map(str, model.labels))})
-        return Classifier(model, model, y, model.labels)
-    if isinstance(model, EmbeddingModel) and model.classifies:
+        return Classifier(model, model, model.columns_y, model.labels)
+    if isinstance(model, (JointModel, EmbeddingModel)) and model.classifies:
         labels = tuple(model.classes.tolist())
-        return Classifier(model, model.x, model.columns_y, labels)
+        cells = model.y.cells.size if isinstance(model, JointModel) and model.y.cells else 0
+        declared = _declared_events(model)
+        return Classifier(model, model.x, model.columns_y, labels, declared, cells)
     return None
+
+
+def _declared_events(model: JointModel | EmbeddingModel) -> tuple[str, ...]:
+    """Texts of the events of y that were declared at the fit."""
+    known = model.function_names[0] if isinstance(model, JointModel) else model.function_names
+    names = model.columns_y.names
+    return tuple(name for name in known if name not in names and looks_like_event(name))
 
 
 def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) -> Sample:
@@ -452,12 +456,34 @@ def rows_of(model: JointModel | EmbeddingModel, X: Any, Y: Any, weights: Any) ->
     DataError
         If they have other columns, or other labels.
     """
-    if Y is not None and "classes" in model.about:
-        Y = _known_codes(Y, model.y.columns)
-    elif Y is not None and not is_out_of_core(Y):
+    if "classes" in model.about:
+        return _labelled_rows(model, model.x, model.y.columns, X, Y, weights)
+    if Y is not None and not is_out_of_core(Y):
         missing = "missing" in model.about
         Y = query_points(Y, model.y, "Y", missing=missing, observed=True)
     return _rows(model, model.x, model.y.columns, X, Y, weights)
+
+
+def _labelled_rows(
+    model: Any, variable: QueriedVariable, y: Columns, X: Any, Y: Any, weights: Any
+) -> Sample:
+    """Rows of x, or of x and y, with the codes that a classifier gives to labels."""
+    if Y is not None:
+        return _rows(model, variable, y, X, _known_codes(Y, y), weights)
+    if not is_out_of_core(X):
+        return _rows(model, variable, y, X, None, weights)
+    sample = open_sample(X, weights=weights)
+    if len(sample.columns) == 2:
+        given = sample.columns[1]
+        if len(given.names) == 1:  # there is but one, whatever its name
+            y = Columns(given.names, categories={given.names[0]: y.categories[y.names[0]]})
+        if y.names[0] not in given.categories:
+            raise DataError(
+                f"a classifier is scored on the labels of one column, {sample.location} has y: "
+                f"{given.listed()}; give the labels as Y, or ingest them with "
+                + remedy("categorical=", "--categorical")
+            )
+    return _rows(model, variable, y, sample, None, None)
 
 
 def _known_codes(Y: Any, y: Columns) -> Array:

@@ -184,7 +184,9 @@ class Request:
             conditional=partial(
                 fitted.conditional,
                 functions={t: e for t, e in every.items() if t not in scoring.functions},
-            ),
+            )
+            if every
+            else law.conditional,
             targets=tuple(dict.fromkeys((*y.numeric, *scoring.events, *every))),
             edges=dict.fromkeys((*events, *every), _TENTHS),
             calibration=bool(y.numeric),
