@@ -235,7 +235,7 @@ def two_sample_test(
     Raises
     ------
     DataError
-        As :func:`independence_test`, or if the samples have different columns or labels.
+        As :func:`independence_test`, or if the samples have different columns, labels or units.
     ResourceError
         If memory would not suffice; nothing has been read then but the row samples.
 
@@ -266,6 +266,7 @@ def _with_columns_of(first: Sample, second: Sample) -> Sample:
             f"the samples have different columns, {columns.listed()} and {others.listed()}: select "
             "the same ones"
         )
+    columns.check_units(others.only(columns.names), "in the first sample it is in")
     for name in columns.names:
         if columns.categories.get(name) != others.categories.get(name):
             raise DataError(
