@@ -245,6 +245,10 @@ BAD_FILES = {
         text([*LONG, "1,abc", *LONG]).encode(),
         "column 'b' of .*t.csv must be numeric but has 'abc' in row 502",
     ),
+    "spaces": (
+        b"a,b\n1,2\n3,  \n",
+        "'b' of .*t.csv must be numeric but has spaces alone in row 3: leave the field empty",
+    ),
     "text behind other columns": (
         b"z,c,b,a\n,,1,2\n,,1,zz\n",
         "column 'a' of .*t.csv must be numeric but has 'zz' in row 3",
