@@ -409,8 +409,8 @@ def point_tables(result: Result) -> list[RenderableType]:
     caption = (
         "Laws given x. Held out: mean over the held-out rows whose prediction is in the same one "
         f"of ten bins. Near rows: the {number(near['k'])} nearest in standardised x with the same "
-        f"labels, or all of these if they are fewer, where all are within {near['near']:g} standard "
-        f"deviation (else the distance of the farthest). ± one standard error. {folds}"
+        f"labels, or all of these if they are fewer, where they are within {near['near']:g} "
+        f"standard deviation (else the distance of the farthest). ± one standard error. {folds}"
     )
     head = ("point", "", "law", f"{level:g} % interval", "held out", "near rows", "support")
     return ["", grid("Conditional laws", head, rows, caption, text_columns=2)]

@@ -322,8 +322,8 @@ class CsvSource(FileSource):
                 spaces = remedy("null_values=[..., ' ']", "--null-value ' '")
                 return (
                     f"column {column!r} of {self.name} must be numeric but has spaces alone in row "
-                    f"{row}: leave the field empty, or add as many spaces to the null values, as in "
-                    f"{spaces}"
+                    f"{row}: leave the field empty, or add as many spaces to the null values, as "
+                    f"in {spaces}"
                 )
             if value is None or "\ufffd" in value:
                 shown = "" if value is None else f" {value[:40]!r}"
