@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
+from click.testing import CliRunner
 from conftest import pairwise, rewriting, write_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_reads import opened
 
 from cme_dask import JointDistribution, PivotedCholesky, gram_columns, kernels
+from cme_dask.cli import cli
 from cme_dask.data.atomic import ATTRIBUTE
 from cme_dask.data.store import compressors, sealed, write_array
 from cme_dask.errors import DataError, StoreError
@@ -237,6 +239,31 @@ def test_a_part_without_rows_is_named():
     ):
         with pytest.raises(DataError, match=r"no row belongs to this part \(.*0.5 by group\)"):
             call()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_split_says_at_once_that_a_part_has_no_rows(tmp_path, complete):
+    few = write(tmp_path / "few.zarr", group=np.zeros(N, dtype=np.int64))
+    sample = open_sample(str(few))
+    rows = replace(sample.row_sample.prefix(200), complete=complete)
+    sample = replace(sample, row_sample=rows)
+    with pytest.raises(DataError, match=r"no row belongs to this part \(.*0.4 by group\): take"):
+        sample.split(0.4, by="group")
+    assert len(sample.k_fold(2, by="group")) == 2  # one of them holds out all
+    if complete:
+        with pytest.raises(DataError, match=r"\(1e-05 by rows\)"):
+            sample.split(1e-5)
+    else:
+        sample.split(1e-5)  # of the other rows some may be held out
+    for command in (
+        ["fit", few, "--out", tmp_path / "m", "--kernel", "median"],
+        ["fit", few, "--dry-run"],
+    ):
+        split = ["--fold-by", "group", "--hold-out", "0.4"]
+        result = CliRunner().invoke(cli, [*map(str, command), *split])
+        assert result.exit_code == 2
+        assert "by group): give another --hold-out" in " ".join(result.output.split())
+    assert not (tmp_path / "m").exists()
 
 
 # Other passes ---------------------------------------------------------------------------------

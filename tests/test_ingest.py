@@ -249,6 +249,10 @@ BAD_FILES = {
         b"a,b\n1,True\n0,False\n",
         "column 'b' of .*t.csv must be .* 'True' in row 2: write truth values as 1 and 0",
     ),
+    "spaces": (
+        b"a,b\n1,2\n3,  \n",
+        "'b' of .*t.csv must be numeric but has spaces alone in row 3: leave the field empty",
+    ),
     "text behind other columns": (
         b"z,c,b,a\n,,1,2\n,,1,zz\n",
         "column 'a' of .*t.csv must be numeric but has 'zz' in row 3",

@@ -197,6 +197,34 @@ def test_fewer_rows_of_positive_weight_than_neighbours(job):
     assert found["nearest_mean"] == pytest.approx(rows[:30, 1].mean())
 
 
+def test_near_rows_are_those_with_the_labels_of_the_point(job):
+    """Also where they are fewer than the job asks for, or none of positive weight."""
+    path, rows = job
+    rows = rows[:400]
+    label = np.array(["often"] * 379 + ["rare"] * 20 + ["never"])
+    lines = [f"{a},{b},{s},{s != 'never':d}" for (a, b), s in zip(rows, label, strict=True)]
+    path.with_name("t.csv").write_text("\n".join(["a,b,s,w", *lines]))
+    points = ", ".join(f'{{name="{s}", x={{a=0.0, s="{s}"}}}}' for s in ("often", "rare", "never"))
+    change = (
+        *("--set", 'ingest.x=["a","s"]', "--set", 'ingest.categorical=["s"]'),
+        *("--set", 'ingest.weights="w"', "--set", f"report.points=[{points}]"),
+    )
+    code, out, err = run(path, "--out", path.with_name("out"), *change)
+    assert code == 0, err
+    assert "none with its labels" in out
+    often, rare, never = json.loads((path.with_name("out") / "report.json").read_text())["points"]
+    assert [point["nearest_rows"] for point in (often, rare, never)] == [50, 20, 0]
+    seen = rows[label == "rare"]
+    mean = rare["functions"]["b"]["nearest_mean"]
+    assert mean == pytest.approx(seen[:, 1].mean())
+    sd = rows[:399, 0].std()
+    assert rare["farthest"] == pytest.approx(np.abs(seen[:, 0]).max() / sd, rel=1e-6)
+    assert f"none ({rare['farthest']:.2g} sd, 20 rows)" in out
+    assert (never["near"], never["farthest"], never["functions"]["b"]["nearest_mean"]) == (
+        *(False, None, None),
+    )
+
+
 @pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2)])
 def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
     """It is as far from every row; the standard deviation of 0.1, ... is not quite zero."""
@@ -252,6 +280,7 @@ def stop(*_, **__):
     [
         ((writer.SampleWriter, "finish"), ()),  # in the ingest, which continues by itself
         ((runner, "fit_sample"), ()),
+        ((runner, "nearest"), ()),
         ((model_file, "write_model"), ("--overwrite",)),
         ((runner, "write_json"), ()),
     ],
@@ -265,7 +294,9 @@ def test_a_job_with_a_checkpoint_continues(job, monkeypatch, where, more):
         assert run(path, "--out", out, "--set", "fit.max_rank=4")[0] == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*where, stop)
-        assert run(*words)[0] == 130
+        code, _, err = run(*words)
+    assert code == 130
+    assert "continues" in err
     assert not (out / "report.json").exists() or more
     with pytest.MonkeyPatch.context() as patch:
         if where[0] is not writer.SampleWriter:  # the sample is there, and not made again
@@ -274,7 +305,9 @@ def test_a_job_with_a_checkpoint_continues(job, monkeypatch, where, more):
     assert code == 0, err
     result = json.loads(stdout)
     assert result["ingest"]["rows_kept"] == len(rows)
-    assert (result["fit"]["resumed_strips"] > 0) == (where[1] in ("write_model", "write_json"))
+    assert (result["fit"]["resumed_strips"] > 0) == (
+        where[1] in ("write_model", "write_json", "nearest")
+    )
     assert not folder.exists()
     report = json.loads((out / "report.json").read_text())
     assert report == {"cme_dask": "job", **result, "run": report["run"]}

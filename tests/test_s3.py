@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -238,3 +239,26 @@ def test_bad_urls(tmp_path, options, monkeypatch):
     refused(r"s3://.* can't be opened: .*s3fs", f"s3://{BUCKET}/t.csv", ResourceError)
     with pytest.raises(ResourceError, match=r"needs a package that is not .*s3fs"):
         open_sample(f"s3://{BUCKET}/t.zarr", storage_options=options)
+
+
+def test_credentials_that_are_missing_are_asked_for(tmp_path, monkeypatch):
+    for key in KEYS:
+        monkeypatch.delenv(key, raising=False)
+    for key in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(key, str(tmp_path / "none"))
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    expected = r"s3://no-bucket/t\..* can't be read from its server \(.*\): give credentials .*"
+    with pytest.raises(ResourceError, match=expected + "storage_options={'anon': True}"):
+        open_sample("s3://no-bucket/t.zarr")
+    out = str(tmp_path / "s")
+    for command in (
+        ("info", "s3://no-bucket/t.zarr"),
+        ("ingest", "s3://no-bucket/t.csv", "--out", out, "--x", "a", "--y", "b"),
+        ("ingest", "s3://no-bucket/t.*", "--out", out, "--x", "a", "--y", "b"),
+        ("rechunk", "s3://no-bucket/t.zarr", out),
+    ):
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 3
+        text = " ".join(result.output.split())
+        assert re.search(f"error: {expected}--storage-options anon=true", text)

@@ -111,6 +111,16 @@ class CheckpointOptions:
         if self.folder is None and (self.resume or self.shard is not None):
             raise DataError("--resume and --shard need --checkpoint, the folder of the run")
 
+    @contextlib.contextmanager
+    def continued(self) -> "Iterator[None]":
+        """Say, where the block is interrupted, that the same command continues it."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if self.folder is not None and not getattr(interrupt, "__notes__", ()):
+                interrupt.add_note("the same command continues")  # parts with notes say where
+            raise
+
     def run_of(
         self, command: str, depends_on: "Mapping[str, Any]", *samples: "Sample"
     ) -> str | None:

@@ -12,6 +12,7 @@ import click
 
 from cme_dask.cli.values import (
     Flag,
+    LocalFile,
     columns,
     count,
     option,
@@ -213,8 +214,8 @@ point_options = together(
     ),
     click.option(
         "--points",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="CSV file of points with the column names in its header.",
+        type=LocalFile(),
+        help="Local CSV file of points with the column names in its header.",
     ),
 )
 source_options = together(

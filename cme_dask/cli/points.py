@@ -28,7 +28,8 @@ _CURVE_LEVELS = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 NEAR = 1.0
 """Rows are near if they are at most so many standard deviations away, all of them."""
 
-_OTHER_LABEL = 1e-6  # the unit of codes: no row with another label is near
+_OTHER_LABEL = 1e-6  # the unit of codes: rows with another label are farther than all others
+_SAME_LABELS = 0.5 / _OTHER_LABEL  # the distance within which rows have the labels of a point
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +256,7 @@ def compare(
     """Laws at the stated points, beside held-out rows and the nearest rows.
 
     The held-out rows are those of the same bin of predictions. The nearest rows are evidence only
-    where they are near.
+    where they are near, and only those with the labels of the point.
 
     Parameters
     ----------
@@ -279,24 +280,26 @@ def compare(
     }
     rows = []
     for i, point in enumerate(job.report.points):
+        alike = near.distance[i] < _SAME_LABELS
         functions = {
             name: {
                 "event": name in questions.events,
                 "mean": float(means[i, j]),
                 "interval": [float(e) for e in ends[name][i]] if name in ends else None,
                 "held_out": _bin_of(float(means[i, j]), reliability.get(name, ())),
-                **_empirical(questions.values(name, near.y[i]), near.weights[i]),
+                **_empirical(questions.values(name, near.y[i][alike]), near.weights[i][alike]),
             }
             for j, name in enumerate(names)
         }
-        farthest = float(near.distance[i, -1])
+        farthest = float(near.distance[i][alike][-1]) if alike.any() else None
         rows.append(
             {
                 "name": point.name,
                 "x": point.x,
                 "effective_support": float(support[i]),
+                "nearest_rows": int(alike.sum()),
                 "farthest": farthest,
-                "near": farthest <= NEAR,
+                "near": farthest is not None and farthest <= NEAR,
                 "functions": functions,
             }
         )
@@ -317,12 +320,17 @@ def _bin_of(value: float, bins: Sequence[Result]) -> Result | None:
     return None
 
 
-def _empirical(values: Array, weights: Array) -> dict[str, float]:
-    """Weighted mean, and its standard error sqrt(sum w^2 (v - mean)^2) / sum w."""
+def _empirical(values: Array, weights: Array) -> dict[str, float | None]:
+    """Weighted mean, and its standard error sqrt(sum w^2 (v - mean)^2) / sum w.
+
+    None without rows; one row has no error.
+    """
+    if not len(values):
+        return {"nearest_mean": None, "nearest_std": None}
     share = weights / weights.max()  # squares of the weights may leave the range
     share = share / share.sum()
     mean = share @ values
     return {
         "nearest_mean": float(mean),
-        "nearest_std": float(np.sqrt((share**2) @ (values - mean) ** 2)),
+        "nearest_std": float(np.sqrt(share**2 @ (values - mean) ** 2)) if len(values) > 1 else None,
     }

@@ -62,7 +62,7 @@ def run(
     from cme_dask.cli.schema import read_job
 
     described, folder = read_job(job, changes), out or Path(job.stem)
-    with ProgressLines() as progress:
+    with ProgressLines() as progress, checkpoint.continued():
         result = run_job(
             described,
             data or job.parent,

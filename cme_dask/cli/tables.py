@@ -396,9 +396,7 @@ def point_tables(result: Result) -> list[RenderableType]:
                     mean,
                     "" if interval is None else " to ".join(number(e, 3) for e in interval),
                     "none" if seen is None else with_error(seen["value"], seen["std"]),
-                    with_error(v["nearest_mean"], v["nearest_std"])
-                    if point["near"]
-                    else f"none ({point['farthest']:.2g} sd)",
+                    _near_rows(point, v, near["k"]),
                     f"{point['effective_support']:.3f}" if i == 0 else "",
                 )
             )
@@ -411,11 +409,22 @@ def point_tables(result: Result) -> list[RenderableType]:
     caption = (
         "Laws given x. Held out: mean over the held-out rows whose prediction is in the same one "
         f"of ten bins. Near rows: the {number(near['k'])} nearest in standardised x with the same "
-        f"labels, where all are within {near['near']:g} standard deviation (else the distance of "
-        f"the farthest). ± one standard error. {folds}"
+        f"labels, or all of these if they are fewer, where they are within {near['near']:g} "
+        f"standard deviation (else the distance of the farthest). ± one standard error. {folds}"
     )
     head = ("point", "", "law", f"{level:g} % interval", "held out", "near rows", "support")
     return ["", grid("Conditional laws", head, rows, caption, text_columns=2)]
+
+
+def _near_rows(point: Result, value: Result, k: int) -> str:
+    """The mean over the rows near a point and how many they are, or why there is none."""
+    rows = point["nearest_rows"]
+    if not rows:
+        return "none with its labels"
+    few = f", {number(rows)} row{'s' * (rows > 1)}" if rows < k else ""
+    if not point["near"]:
+        return f"none ({point['farthest']:.2g} sd{few})"
+    return f"{with_error(value['nearest_mean'], value['nearest_std'])}{few}"
 
 
 def with_unit(name: str, units: dict[str, str]) -> str:

@@ -226,6 +226,20 @@ def output_folder(value: str | Path) -> Path:
     return output(value)
 
 
+class LocalFile(click.Path):
+    """A file that is read by its path; URLs of other places would silently become one."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, also of a ``file://`` URL."""
+        text = str(value).removeprefix("file://")
+        if "://" in text:
+            self.fail(f"a local file is expected, got the URL {text}: download it", param, ctx)
+        return super().convert(text, param, ctx)
+
+
 def source(value: str) -> str:
     """A path or URL that is read."""
     return value

@@ -1,5 +1,6 @@
 """Tables in memory: Arrow, pandas and xarray columns as NumPy columns, and back."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,6 +220,23 @@ def coordinate_names(array: Any) -> list[str] | None:
     # Asked for a dimension without coordinates, xarray would count it.
     last = array.dims[-1]
     return [str(name) for name in array.coords[last].values] if last in array.coords else None
+
+
+def recorded_units(table: Any, names: Sequence[str]) -> dict[str, str]:
+    """Units by column that ``attrs["units"]`` of a table of xarray or pandas records.
+
+    That of an array or a Series is one for all of its columns, that of a DataFrame a dict by
+    column. Variables of a Dataset have their own.
+    """
+    units: Any = getattr(table, "attrs", {}).get("units")
+    if hasattr(table, "data_vars"):
+        units = {str(name): each.attrs.get("units") for name, each in table.data_vars.items()}
+    elif isinstance(units, str):
+        units = dict.fromkeys(names, units)
+    if not isinstance(units, Mapping):
+        return {}
+    found = {name: units.get(name) for name in names}
+    return {name: unit for name, unit in found.items() if isinstance(unit, str) and unit.strip()}
 
 
 def array_values(name: str, array: Any, labels: list[str] | None) -> tuple[Array, Columns]:

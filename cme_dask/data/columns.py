@@ -185,6 +185,32 @@ class Columns:
             )
         return tuple(self.names.index(column) for column in expected.names)
 
+    def other_unit(self, given: "Columns") -> tuple[str, str, str] | None:
+        """The first column whose unit a table of the same columns has otherwise: name, both units.
+
+        Columns go by position. One that has no unit in one of both is not compared.
+        """
+        for name, theirs in zip(self.names, given.names, strict=True):
+            ours, unit = self.units.get(name), given.units.get(theirs)
+            if ours and unit and ours != unit:
+                return name, ours, unit
+        return None
+
+    def check_units(self, given: "Columns", where: str = "in the fit it was in") -> None:
+        """DataError if a column is in another unit than in a table of the same columns.
+
+        Parameters
+        ----------
+        given
+            The columns of the table.
+        where
+            How the message names the unit of these columns.
+        """
+        found = self.other_unit(given)
+        if found is not None:
+            name, ours, unit = found
+            raise DataError(f"column {name!r} is in {unit}, {where} {ours}: convert it")
+
     def only(self, requested: Sequence[str]) -> "Columns":
         """Description of the requested columns alone."""
         self.positions(requested)

@@ -21,7 +21,7 @@ import pyarrow.csv as pacsv
 from fsspec.core import OpenFile
 
 from cme_dask.data.tables import Batch, FileSource, Kind, listed
-from cme_dask.errors import DataError, option
+from cme_dask.errors import DataError, option, remedy
 
 # Cut a stream of CSV bytes into blocks that hold whole records
 
@@ -319,6 +319,13 @@ class CsvSource(FileSource):
         if match := _CONVERSION.search(message):
             column, row = self.columns()[int(match[1])], rows_before + int(match[2])
             value = match[4]
+            if value == "":  # empty fields are missing values; Arrow shows this one trimmed
+                spaces = remedy("null_values=[..., ' ']", "--null-value ' '")
+                return (
+                    f"column {column!r} of {self.name} must be numeric but has spaces alone in row "
+                    f"{row}: leave the field empty, or add as many spaces to the null values, as "
+                    f"in {spaces}"
+                )
             if value is None or "\ufffd" in value:
                 shown = "" if value is None else f" {value[:40]!r}"
                 return (

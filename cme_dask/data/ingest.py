@@ -18,7 +18,7 @@ from cme_dask.data.atomic import check_apart
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
-from cme_dask.data.remote import is_http, whole_files_only, with_persistence
+from cme_dask.data.remote import explained, is_http, whole_files_only, with_persistence
 from cme_dask.data.tables import Source, address_of, listed
 from cme_dask.data.typed import Decoded, Decoder, Encoder
 from cme_dask.data.writer import (
@@ -63,6 +63,11 @@ def find_sources(
 
 
 def _matches(entry: str, options: dict[str, Any], block_bytes: int | None) -> list[Source]:
+    with explained(entry):
+        return _found(entry, options, block_bytes)
+
+
+def _found(entry: str, options: dict[str, Any], block_bytes: int | None) -> list[Source]:
     try:
         repeated = with_persistence(entry, options)
         files, path = url_to_fs(entry, **repeated)

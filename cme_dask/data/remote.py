@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from cme_dask.errors import ResourceError, without_secrets
+from cme_dask.errors import ResourceError, remedy, without_secrets
 
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before a server is asked again
@@ -89,27 +89,39 @@ def whole_files_only(files: Any, path: str) -> bool:
     except WholeFilesOnly:
         return True
     except Exception as error:
-        if isinstance(error, (OSError, ValueError)) or _of_aiohttp(error):
+        if isinstance(error, (OSError, ValueError)) or _of_client(error):
             return False  # those who read it say why
         raise
 
 
-def _of_aiohttp(error: BaseException) -> bool:
-    return type(error).__module__.startswith("aiohttp")
+_CLIENTS = {"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google"}
+
+
+def _of_client(error: BaseException) -> bool:
+    """Whether an error is one of the clients behind fsspec, which are not imported for this."""
+    return type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """One sentence on what HTTP servers answer, in place of the errors of aiohttp."""
+    """One sentence on what servers answer, in place of the errors of their clients."""
     try:
         yield
     except Exception as error:
-        if not _of_aiohttp(error):
+        if not _of_client(error):
             raise
         status = getattr(error, "status", None)
         reason = f"HTTP {status} {getattr(error, 'message', '')}" if status else str(error)
+        reason = reason.strip() or type(error).__name__
+        advice = "check the address and your rights, or try again later"
+        if "credential" in f"{type(error).__name__} {reason}".lower():
+            advice = "give credentials in the environment or the files of the service"
+            if name.startswith("s3"):
+                advice += ", or read public data with " + remedy(
+                    "storage_options={'anon': True}",
+                    "--storage-options anon=true (FSSPEC_S3_ANON=true in the environment of "
+                    "commands without this option)",
+                )
         raise ResourceError(
-            f"{without_secrets(name)} can't be read from its server "
-            f"({reason.strip() or type(error).__name__}): check the address and your rights, or "
-            "try again later"
+            f"{without_secrets(name)} can't be read from its server ({reason}): {advice}"
         ) from error

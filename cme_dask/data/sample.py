@@ -27,7 +27,7 @@ from cme_dask.data.store import (
     stored_array,
     use_checksums,
 )
-from cme_dask.errors import DataError, StoreError, without_secrets
+from cme_dask.errors import DataError, StoreError, remedy, without_secrets
 from cme_dask.numerics.folds import BY_ROWS, Folding, RowSample, Split
 from cme_dask.numerics.reduction import Filled
 
@@ -41,6 +41,7 @@ KIND, SCHEMA_VERSION = "sample", 3
 
 _MOST_ROWS = 1 << 40
 _TRIED_ROWS = 64  # on which a function of rows is tried
+_EXPECTED = 30.0  # rows of a part in a row sample, of which some are there unless there are none
 _ROLES = {"group": "int64", "time": "float64"}
 
 
@@ -203,9 +204,13 @@ class Sample:
         Raises
         ------
         DataError
-            On a share or seed out of range, without groups or times, or if this is a part already.
+            On a share or seed out of range, without groups or times, or if this is a part already;
+            if the row sample shows that a part has no rows.
         """
-        return self._sides(Split(self._of_whole(by), share, seed, False))
+        sides = self._sides(Split(self._of_whole(by), share, seed, False))
+        if self.row_sample is not None:
+            _check_some(self.row_sample, sides)
+        return sides
 
     def k_fold(
         self, n_folds: int = 5, by: str | Folding | None = None, seed: int = 0
@@ -495,6 +500,27 @@ class Sample:
                 parts[i] = parts[i][:, list(positions)]
         sample = self.row_sample and replace(self.row_sample, parts=tuple(parts))
         return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
+
+
+def _check_some(rows: RowSample, sides: Sequence[Sample]) -> None:
+    """DataError if a side has no row: none of all, or of so many that some were expected."""
+    for side in sides:
+        if side.part is None or side.row_sample is None or len(side.row_sample):
+            continue
+        if rows.complete or side.part.expected_share * len(rows) > _EXPECTED:
+            raise no_rows(side.part)
+
+
+def no_rows(part: Split) -> DataError:
+    """The error on a part without rows."""
+    return DataError(
+        f"no row belongs to this part ({part}): "
+        + remedy(
+            "take another share or seed",
+            "give another --hold-out, or other units by --fold-by (of a job hold_out, seed or "
+            "fold_by)",
+        )
+    )
 
 
 @dataclass(frozen=True)

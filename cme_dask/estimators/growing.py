@@ -272,7 +272,7 @@ def on_columns(sample: Sample, columns: Sequence[Columns]) -> Sample:
 
 
 def _check_alike(name: str, known: Columns, mine: str, given: Columns) -> None:
-    """DataError if a column holds labels in one place alone, or is in another unit."""
+    """DataError if a column holds labels in one place alone."""
     if (mine in given.categories) != (name in known.categories):
         labels = [
             columns.labels(column) if column in columns.categories else "numbers"
@@ -280,9 +280,4 @@ def _check_alike(name: str, known: Columns, mine: str, given: Columns) -> None:
         ]
         raise DataError(
             f"the labels of column {name!r} are {labels[0]}, in the fit they were {labels[1]}"
-        )
-    units = given.units.get(mine), known.units.get(name)
-    if all(units) and units[0] != units[1]:
-        raise DataError(
-            f"column {name!r} is in {units[0]}, in the fit it was in {units[1]}: convert it"
         )

@@ -235,7 +235,7 @@ def two_sample_test(
     Raises
     ------
     DataError
-        As :func:`independence_test`, or if the samples have different columns or labels.
+        As :func:`independence_test`, or if the samples have different columns, labels or units.
     ResourceError
         If memory would not suffice; nothing has been read then but the row samples.
 
@@ -266,6 +266,7 @@ def _alike(first: Sample, second: Sample) -> tuple[Sample, Sample]:
             f"the samples have different columns, {columns.listed()} and {others.listed()}: select "
             "the same ones"
         )
+    columns.check_units(others.only(columns.names), "in the first sample it is in")
     for name in columns.names:
         if (name in columns.categories) != (name in others.categories):
             place = "first" if name in columns.categories else "second"

@@ -22,6 +22,7 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
+    recorded_units,
     unmasked,
 )
 from cme_dask.data.columns import Columns, check_points
@@ -281,6 +282,7 @@ def query_points(
     parts = None
     if type(values) is not np.ndarray:
         values = unmasked(values)
+        given.check_units(Columns(names, recorded_units(values, names)))
         parts = _table_columns(values, given, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
         try:

@@ -171,6 +171,9 @@ class Space:
         named = not unnamed & {here.names, there.names} and here.names != there.names
         if len(here.names) != len(there.names) or named or here.categories != there.categories:
             return f"their columns are {here.listed()} and {there.listed()}"
+        units = here.other_unit(there)
+        if units is not None:
+            return f"their units of {units[0]} are {units[1]} and {units[2]}"
         mine, theirs = self.basis, other.basis
         same = mine.kernel.to_dict() == theirs.kernel.to_dict()
         if same:  # users' own kernels are described by their name alone

@@ -64,7 +64,7 @@ def given_rows(
     Raises
     ------
     DataError
-        On columns that are not the model's, or labels where it has numbers.
+        On columns that are not the model's, or in other units, or labels where it has numbers.
     StoreError
         If a store is damaged.
     """
@@ -84,6 +84,7 @@ def given_rows(
         raise DataError(
             f"{where} has {len(columns.names)} columns, the model's are {expected.listed()}"
         )
+    expected.check_units(columns)
     for name, label in zip(names, columns.names, strict=True):
         theirs, ours = columns.categories.get(label), expected.categories.get(name)
         if theirs is None or ours == theirs:
@@ -365,7 +366,10 @@ class LazyLaw:
             sample.check_whole("thresholds")
             source, own = sample.sources[0], sample.columns[0]
             if width > 1 and own.names != Columns.default("x", len(own.names)).names:
-                source = source.pick(own.positions_of(columns, "t"))
+                places = own.positions_of(columns, "t")
+                source, own = source.pick(places), own.only([own.names[j] for j in places])
+            if len(own.names) == width:
+                columns.check_units(own)
             rows = lazy_rows(source, width)
         else:
             rows = da.from_array(np.asarray(threshold_values(t, columns), order="C"))

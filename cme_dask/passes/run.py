@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from cme_dask.data.columns import negative_error, nonfinite_error
-from cme_dask.data.sample import Sample
+from cme_dask.data.sample import Sample, no_rows
 from cme_dask.data.sources import RowSource, ahead, strips_of, take_rows
 from cme_dask.errors import DataError, ShardDone, StoreError, remedy
 from cme_dask.numerics.devices import Device
@@ -379,7 +379,7 @@ def empty_part(sample: Sample, missing: MissingValues | None = None) -> DataErro
         return all_missing(missing)
     if sample.part is None:
         return DataError("there are no rows: at least one is needed")
-    return DataError(f"no row belongs to this part ({sample.part}): take another share or seed")
+    return no_rows(sample.part)
 
 
 def all_missing(missing: MissingValues | None = None) -> DataError:

@@ -21,6 +21,7 @@ from cme_dask.data.arrow import (
     frame_values,
     is_arrow,
     is_number,
+    recorded_units,
     series_values,
     unmasked,
 )
@@ -162,6 +163,8 @@ def _coded(name: str, part: Any, columns: Columns) -> Array:
 def recoded(sample: Sample, columns: Sequence[Columns]) -> Sample:
     """The rows in the codes that these columns give to labels: codes go by first occurrence.
 
+    Units of numbers are compared with theirs.
+
     Parameters
     ----------
     sample
@@ -172,11 +175,12 @@ def recoded(sample: Sample, columns: Sequence[Columns]) -> Sample:
     Raises
     ------
     DataError
-        If a column has labels that are not among theirs.
+        If a column has labels that are not among theirs, or is in another unit.
     """
     sources, rows = list(sample.sources), sample.row_sample
     parts = [] if rows is None else [part.copy() for part in rows.parts]
     for i, (given, known) in enumerate(zip(sample.columns, columns, strict=True)):
+        known.check_units(given)
         for place, (mine, name) in enumerate(zip(given.names, known.names, strict=True)):
             labels, ours = given.categories.get(mine), known.categories.get(name)
             if labels is None or labels == ours:
@@ -470,8 +474,9 @@ def open_sample(
         DataFrame of pandas, Dask or Polars, an Arrow table, an xarray Dataset) from which
         ``x_columns`` and ``y_columns`` are taken; or the rows of x: NumPy, Dask, Zarr or xarray
         array of shape (n, d) or (n,), a DataFrame or Series, or the path or URL of a Zarr array.
-        Truth values become 0 and 1, text and categories become codes of labels. Of Dask
-        DataFrames, the lengths of partitions and the labels of text columns are computed now.
+        Truth values become 0 and 1, text and categories become codes of labels. Units are read
+        from ``attrs["units"]`` of xarray, and of pandas, where a DataFrame has a dict by column. Of
+        Dask DataFrames, the lengths of partitions and the labels of text columns are computed now.
     y
         Rows of y, likewise; None for stores and tables, or for one variable alone.
     weights
@@ -610,13 +615,16 @@ def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
             f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
         )
     if not all(is_number(table[name].dtype) for name in requested):
-        return dataset_frame(table, list(requested))
-    return table[list(requested)].to_dataarray("column").transpose(..., "column")
+        result = dataset_frame(table, list(requested))
+    else:
+        result = table[list(requested)].to_dataarray("column").transpose(..., "column")
+    result.attrs["units"] = recorded_units(table, names)  # neither holds those of its columns
+    return result
 
 
 def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     """Source and columns of one array-like of shape (n,) or (n, d)."""
-    columns = None
+    given, columns = value, None
     if not isinstance(value, (np.ndarray, zarr.Array)):
         value, columns = _table_array(name, value)
     if not hasattr(value, "shape"):
@@ -643,7 +651,9 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     else:
         array = _as_array(name, unmasked(value))  # a masked value is a missing one
         source = ArraySource(array if array.ndim == 2 else array[:, None])
-    return source, Columns.default(name, source.shape[1]) if columns is None else columns
+    if columns is None:
+        columns = Columns.default(name, source.shape[1])
+    return source, replace(columns, units=recorded_units(given, columns.names))
 
 
 def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
