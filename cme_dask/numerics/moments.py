@@ -548,7 +548,7 @@ class ProductSums(Reduction[tuple[MomentSums, ...], Result]):
         like = strip.parts[0]
         folds = strip.folds(self.n_folds)
         if strip.weights is not None:
-            folds = folds[to_host(strip.weights > 0.0)]
+            folds = folds[strip.counted]
         counts = np.bincount(folds, minlength=self.n_folds)
         xp, ops = array_namespace(like), in_place(like)
         sums, double = [], {"dtype": xp.float64, "device": device(like)}

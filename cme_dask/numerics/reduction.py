@@ -100,6 +100,13 @@ class Strip:
             self._made["hashes", salt] = number_hash(salt, self.rows.astype(np.uint64))
         return self._made["hashes", salt]
 
+    @property
+    def counted(self) -> Array | None:
+        """Which rows have a positive weight, in host memory, shape (n,); None: all of them."""
+        if self.weights is not None and "counted" not in self._made:
+            self._made["counted"] = self.weights > 0.0
+        return self._made.get("counted")
+
     def only(self, selected: Array) -> "Strip":
         """The rows at which ``selected``, shape (n,), is true."""
         return Strip(
@@ -131,6 +138,7 @@ class Strip:
 
     def placed(self, place: Callable[[Array], Array]) -> "Strip":
         """The same with the rows and weights where ``place`` puts them."""
+        _ = self.counted  # while weights are in host memory
         weights = None if self.weights is None else place(self.weights)
         return replace(self, parts=tuple(map(place, self.parts)), weights=weights)
 

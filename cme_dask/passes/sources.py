@@ -625,7 +625,8 @@ def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
 def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
     """Source and columns of one array-like of shape (n,) or (n, d)."""
     given, columns = value, None
-    if not isinstance(value, (np.ndarray, zarr.Array)):
+    is_table = not isinstance(value, (np.ndarray, zarr.Array))
+    if is_table:
         value, columns = _table_array(name, value)
     if not hasattr(value, "shape"):
         value = _as_array(name, value)
@@ -653,7 +654,9 @@ def _rows(name: str, value: Any) -> tuple[RowSource, Columns]:
         source = ArraySource(array if array.ndim == 2 else array[:, None])
     if columns is None:
         columns = Columns.default(name, source.shape[1])
-    return source, replace(columns, units=recorded_units(given, columns.names))
+    if is_table:
+        columns = replace(columns, units=recorded_units(given, columns.names))
+    return source, columns
 
 
 def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
