@@ -251,7 +251,7 @@ BAD_FILES = {
     ),
     "spaces": (
         b"a,b\n1,2\n3,  \n",
-        "'b' of .*t.csv must be numeric but has spaces alone in row 3: leave the field empty",
+        "'b' of .*t.csv must be numeric but has an empty field, or one of blanks alone, in row 3",
     ),
     "text behind other columns": (
         b"z,c,b,a\n,,1,2\n,,1,zz\n",

@@ -225,7 +225,7 @@ def test_near_rows_are_those_with_the_labels_of_the_point(job):
     )
 
 
-@pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2)])
+@pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2), (1e6, 2e6)])
 def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
     """It is as far from every row; the standard deviation of 0.1, ... is not quite zero."""
     path, rows = job

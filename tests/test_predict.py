@@ -182,8 +182,12 @@ def test_points_are_printed_or_written_beside_their_answers(world):
     np.testing.assert_allclose(table.to_numpy()[:, 2:], flat, atol=1e-12)
     assert "already exists" in refused(*args, "--out", folder / "a.csv")
     url = ("predict", folder / "m.zarr", "--event", EVENTS[0], "--points")
-    assert as_json(*url, (folder / "p.csv").as_uri())["values"] == told["values"]
-    assert "a local file is expected, got the URL s3://p.csv" in refused(*url, "s3://p.csv")
+    (folder / "p q.csv").write_bytes((folder / "p.csv").read_bytes())
+    for uri in ((folder / "p q.csv").as_uri(), f"file://localhost{folder / 'p.csv'}"):
+        assert as_json(*url, uri)["values"] == told["values"]
+    assert "a local file is expected: download it from the URL s3://p.csv" in refused(
+        *url, "s3://p.csv"
+    )
     code, out, _ = run(
         "predict", folder / "m.zarr", "--given", "x0=0.3,x1=0.1", "--event", EVENTS[0]
     )

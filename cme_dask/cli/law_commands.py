@@ -178,8 +178,8 @@ def predict(
 def score(given: dict[str, Any], **options: Any) -> Shown:
     """Score MODEL on rows of STORE in one pass: R^2 of means, Brier skill of probabilities.
 
-    They are those of the laws, as "predict" answers with; of a model without laws, estimates
-    without them.
+    Means and probabilities are those of the laws, which "predict" prints too; of a model without
+    laws, its own estimates.
 
     Without --hold-out, the rows that the fit held out are scored, or all rows if it held out none.
     Standard errors are over blocks of rows that --fold-by keeps together.

@@ -28,7 +28,7 @@ _CURVE_LEVELS = (0.025, 0.1, 0.25, 0.5, 0.75, 0.9, 0.975)
 NEAR = 1.0
 """Rows are near if they are at most so many standard deviations away, all of them."""
 
-_OTHER_LABEL = 1e-6  # the unit of codes: rows with another label are farther than all others
+_OTHER_LABEL = 1e-120  # the unit of codes: rows with another label are farther than any others
 _SAME_LABELS = 0.5 / _OTHER_LABEL  # the distance within which rows have the labels of a point
 
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -234,9 +235,12 @@ class LocalFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path, also of a ``file://`` URL."""
-        text = str(value).removeprefix("file://")
+        text = str(value)
+        url = urlsplit(text)
+        if url.scheme == "file" and url.netloc in ("", "localhost"):
+            text = unquote(url.path)
         if "://" in text:
-            self.fail(f"a local file is expected, got the URL {text}: download it", param, ctx)
+            self.fail(f"a local file is expected: download it from the URL {text}", param, ctx)
         return super().convert(text, param, ctx)
 
 

@@ -319,12 +319,12 @@ class CsvSource(FileSource):
         if match := _CONVERSION.search(message):
             column, row = self.columns()[int(match[1])], rows_before + int(match[2])
             value = match[4]
-            if value == "":  # empty fields are missing values; Arrow shows this one trimmed
-                spaces = remedy("null_values=[..., ' ']", "--null-value ' '")
+            if value == "":  # Arrow shows blanks trimmed
+                field = remedy("null_values=['', ' ']", "--null-value '' --null-value ' '")
                 return (
-                    f"column {column!r} of {self.name} must be numeric but has spaces alone in row "
-                    f"{row}: leave the field empty, or add as many spaces to the null values, as "
-                    f"in {spaces}"
+                    f"column {column!r} of {self.name} must be numeric but has an empty field, or "
+                    f"one of blanks alone, in row {row}: give its text to the null values, each "
+                    f"blank of it, as in {field}"
                 )
             if value is None or "\ufffd" in value:
                 shown = "" if value is None else f" {value[:40]!r}"

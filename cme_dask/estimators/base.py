@@ -284,8 +284,10 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The parameters whose kernels are learned where they are not given."""
 
     _several: ClassVar[bool] = False
-    _successive: ClassVar[bool] = False  # whether rows are steps of trajectories
     """Whether several kernels of its only variable may be given, to be compared on all rows."""
+
+    _successive: ClassVar[bool] = False
+    """Whether rows are steps of trajectories."""
 
     _required: ClassVar[tuple[str, ...]] = (
         *("sample_size", "support_size", "n_folds", "accuracy"),
@@ -452,7 +454,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _advised(self, error: NonFiniteValues) -> NonFiniteValues:
         """The error, which of missing values names what leaves them out."""
-        text = f"{error}"  # for readers of both kinds
+        text = f"{error}"  # not str(error), which has the remedy in Python alone
         if error.missing and self._successive:  # rows that follow a gap would close it
             text = (
                 f"{error.statement}: fill these values, or fit open_sample(...).drop_missing(), "

@@ -164,7 +164,7 @@ class ScreenedSide:
             weight = self._rows.shares.sum() - self._rows.shares
             means = rest.mean / weight[:, None]
             grams = rest.gram / weight[:, None, None]
-            centred = means.any(axis=-1)
+            centred = np.linalg.norm(means, axis=-1) > 0.0
             if centred.all() or not centred.any():
                 self._bases = eigenbasis(grams, means)
             else:  # a function more where the mean is zero: elsewhere one that is zero

@@ -624,13 +624,13 @@ def eigenbasis(gram: Array, complement_of: Array | None = None) -> tuple[Array, 
     transform : (..., m, k) with k = m, or m - 1 if restricted
     eigenvalues : (..., k), descending, clipped at zero
     """
-    if complement_of is None or not complement_of.any():
+    norm = np.zeros(1) if complement_of is None else np.linalg.norm(complement_of, axis=-1)
+    if not norm.any():
         eigenvalues, vectors = np.linalg.eigh((gram + gram.mT) / 2)
         return vectors[..., ::-1], np.maximum(eigenvalues[..., ::-1], 0.0)
     # Q: the last m - 1 columns of the Householder reflection 1 - 2 r r^T that maps c to a multiple
     # of e_1. It is applied by vectors: two products with Q would cost as much as the eigenbasis.
     reflector = np.array(complement_of, dtype=np.float64)
-    norm = np.linalg.norm(reflector, axis=-1)
     reflector[..., 0] += np.copysign(norm, reflector[..., 0])
     reflector /= np.linalg.norm(reflector, axis=-1, keepdims=True)
     image = (gram @ reflector[..., None])[..., 0]
