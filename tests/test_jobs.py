@@ -225,9 +225,8 @@ def test_near_rows_are_those_with_the_labels_of_the_point(job):
     )
 
 
-@pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2), (1e6, 2e6)])
-def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
-    """It is as far from every row; the standard deviation of 0.1, ... is not quite zero."""
+def answer_beside_a_constant(job, value, stated):
+    """What a job says of the point (0, stated), where the second column of x has one value."""
     path, rows = job
     constant = np.column_stack([rows, np.full(len(rows), value)])
     np.savetxt(path.with_name("t.csv"), constant, delimiter=",", header="a,b,c", comments="")
@@ -237,9 +236,21 @@ def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
         *("--set", f'report.points=[{{name="p", x={{a=0.0, c={stated}}}}}]'),
     )
     assert code == 0, err
+    return json.loads(out)["points"][0]
+
+
+@pytest.mark.parametrize(("value", "stated"), [(0.25, 0.25), (0.1, 0.2)])
+def test_a_constant_column_of_x_with_a_kernel(job, value, stated):
+    """It is as far from every row; the standard deviation of 0.1, ... is not quite zero."""
+    found, rows = answer_beside_a_constant(job, value, stated), job[1]
     near = rows[np.argsort(np.abs(rows[:, 0]))[:50]]
-    found = json.loads(out)["points"][0]["functions"]["b"]
-    assert found["nearest_mean"] == pytest.approx(near[:, 1].mean())
+    assert found["functions"]["b"]["nearest_mean"] == pytest.approx(near[:, 1].mean())
+
+
+def test_a_constant_column_far_from_a_point_is_no_other_label(job):
+    found = answer_beside_a_constant(job, 1e6, 2e6)
+    assert (found["nearest_rows"], found["near"]) == (50, False)
+    assert found["farthest"] == pytest.approx(1e6)
 
 
 def fill_the_disk(*_, **__):
