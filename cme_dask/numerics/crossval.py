@@ -22,7 +22,7 @@ Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
 
-_AT_ONCE = 1 << 18  # numbers in coefficients of several folds and ridges, which caches hold
+_AT_ONCE = 1 << 15  # numbers in coefficients of several folds and ridges, which caches hold
 
 
 def interval_factor(folds: int, level: Any = 0.95) -> float:
