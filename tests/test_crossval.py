@@ -12,6 +12,7 @@ from cme_dask.learning.losses import (
     screened_folds,
     screened_means,
 )
+from cme_dask.numerics import crossval
 from cme_dask.numerics.basis import NewtonBasis, eigenbasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
 from cme_dask.numerics.crossval import HeldFold, factored_folds, held_folds, over_folds
@@ -110,7 +111,10 @@ def test_cholesky_factors_give_what_eigenbases_give(weighted):
             np.testing.assert_allclose(k, h, rtol=1e-6, atol=1e-6 * np.abs(h).max())
 
 
-def test_screening_gives_the_same_losses():
+@pytest.mark.parametrize("at_once", [1, 1 << 15])
+def test_screening_gives_the_same_losses(at_once, monkeypatch):
+    """Some folds at once, as caches hold them."""
+    monkeypatch.setattr(crossval, "_AT_ONCE", at_once)
     x, y, weights, folds = rows_of(250, 2, True)
     weights /= weights.sum()
     sides, events = sides_of(x, y, weights)
