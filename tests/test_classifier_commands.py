@@ -135,7 +135,8 @@ def test_scores_are_those_of_scikit_learn(world, models, name):
     assert arrays.labels["wind"].log_loss.value == pytest.approx(by_hand["log_loss"])
     shown = run("score", path, world[0])[1]
     assert "calibration error" in " ".join(shown.split())
-    assert "leave out functions" in refused("score", path, world[0], "--crps")
+    for flag in ("--crps", "--coverage", "--all"):
+        assert "labels and their events alone are" in refused("score", path, world[0], flag)
 
 
 @EACH
@@ -280,6 +281,20 @@ def test_labels_and_their_events_have_the_probabilities_of_predict_proba(kind, t
     result = as_json("predict", tmp_path / "m", *given, *events, "--of", "probability")
     (values,), (one,) = result["values"], fit.predict_proba([[0.5, 1.0]])
     assert values == pytest.approx([one[1], one[0] + one[2], *one], abs=1e-12)
+    columns = Columns(("x0", "x1")), Columns(("wind",), {}, {"wind": NAMES})
+    with writing_sample(tmp_path / "s", columns) as writer:
+        writer.append(x, codes[:, None].astype(float))
+    asked = "score", tmp_path / "m", tmp_path / "s"
+    assert set(as_json(*asked)["scores"]) == {*expected} - {some}
+    several = [some, "wind != 'east'"]
+    result = as_json(*asked, *(part for event in several for part in ("--of", event)))
+    assert list(result["scores"]) == several
+    assert "wind" in result["labels"]
+    for event in several:
+        mse = result["scores"][event]["mse"]["value"]
+        assert mse == pytest.approx(scores.brier[event].value)
+    assert "'wind'" in refused(*asked, "--of", "wind")
+    assert "labels and their events alone" in refused(*asked, "--all")
     if kind is EmbeddingClassifier:
         model = fit.model_
         north = model.expect("class 1", x)
