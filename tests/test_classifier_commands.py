@@ -12,6 +12,7 @@ from cme_dask import (
     ConditionalMeanEmbedding,
     EmbeddingClassifier,
     JointClassifier,
+    JointDistribution,
     KernelLogisticRegression,
     MulticlassEmbedding,
     kernels,
@@ -320,6 +321,26 @@ def test_remedies_for_embeddings_name_no_law_of_theirs(world, tmp_path):
         with pytest.raises(DataError, match="ask for expect") as error:
             ask()
         assert "conditional(" not in str(error.value)
+
+
+def test_remedies_for_joint_distributions_without_laws_name_no_law_of_theirs(world):
+    x, codes = world[1][:200], world[2][:200]
+    options = {"kernel_x": kernels.Gaussian(1.0), "kernel_y": "median", "tol": 0.1, "n_folds": 2}
+    numbers = pd.DataFrame({"speed": x[:, 0], "height": x[:, 1]})
+    mixed = numbers[["speed"]].assign(wind=np.array(NAMES)[codes])
+    for size, shown in ((0, False), (20, True)):
+        fit = JointDistribution(**options, reg=1e-3, support_size=size, residual=False)
+        for y in (mixed, numbers):
+            model = fit.fit(x, y).model_
+            asks = [lambda m=model: m.predict_proba(x)]
+            if y is mixed:
+                asks += [lambda m=model: m.predict(x), lambda m=model: m.expect("wind", x)]
+            for ask in asks:
+                with pytest.raises(DataError, match="ask for") as error:
+                    ask()
+                assert ("conditional(x)" in str(error.value)) is shown
+                assert ("predict, or" in str(error.value)) is (y is numbers)
+                assert shown or "expect(" in str(error.value)
 
 
 def test_a_logistic_regression_is_asked_in_python(world, tmp_path):
