@@ -12,6 +12,7 @@ from cme_dask import (
     ConditionalMeanEmbedding,
     EmbeddingClassifier,
     JointClassifier,
+    JointDistribution,
     KernelLogisticRegression,
     MulticlassEmbedding,
     kernels,
@@ -135,7 +136,8 @@ def test_scores_are_those_of_scikit_learn(world, models, name):
     assert arrays.labels["wind"].log_loss.value == pytest.approx(by_hand["log_loss"])
     shown = run("score", path, world[0])[1]
     assert "calibration error" in " ".join(shown.split())
-    assert "leave out functions" in refused("score", path, world[0], "--crps")
+    for flag in ("--crps", "--coverage", "--all"):
+        assert "labels and their events alone are" in refused("score", path, world[0], flag)
 
 
 @EACH
@@ -280,6 +282,20 @@ def test_labels_and_their_events_have_the_probabilities_of_predict_proba(kind, t
     result = as_json("predict", tmp_path / "m", *given, *events, "--of", "probability")
     (values,), (one,) = result["values"], fit.predict_proba([[0.5, 1.0]])
     assert values == pytest.approx([one[1], one[0] + one[2], *one], abs=1e-12)
+    columns = Columns(("x0", "x1")), Columns(("wind",), {}, {"wind": NAMES})
+    with writing_sample(tmp_path / "s", columns) as writer:
+        writer.append(x, codes[:, None].astype(float))
+    asked = "score", tmp_path / "m", tmp_path / "s"
+    assert set(as_json(*asked)["scores"]) == {*expected} - {some}
+    several = [some, "wind != 'east'"]
+    result = as_json(*asked, *(part for event in several for part in ("--of", event)))
+    assert list(result["scores"]) == several
+    assert "wind" in result["labels"]
+    for event in several:
+        mse = result["scores"][event]["mse"]["value"]
+        assert mse == pytest.approx(scores.brier[event].value)
+    assert "'wind'" in refused(*asked, "--of", "wind")
+    assert "labels and their events alone" in refused(*asked, "--all")
     if kind is EmbeddingClassifier:
         model = fit.model_
         north = model.expect("class 1", x)
@@ -305,6 +321,26 @@ def test_remedies_for_embeddings_name_no_law_of_theirs(world, tmp_path):
         with pytest.raises(DataError, match="ask for expect") as error:
             ask()
         assert "conditional(" not in str(error.value)
+
+
+def test_remedies_for_joint_distributions_without_laws_name_no_law_of_theirs(world):
+    x, codes = world[1][:200], world[2][:200]
+    options = {"kernel_x": kernels.Gaussian(1.0), "kernel_y": "median", "tol": 0.1, "n_folds": 2}
+    numbers = pd.DataFrame({"speed": x[:, 0], "height": x[:, 1]})
+    mixed = numbers[["speed"]].assign(wind=np.array(NAMES)[codes])
+    for size, shown in ((0, False), (20, True)):
+        fit = JointDistribution(**options, reg=1e-3, support_size=size, residual=False)
+        for y in (mixed, numbers):
+            model = fit.fit(x, y).model_
+            asks = [lambda m=model: m.predict_proba(x)]
+            if y is mixed:
+                asks += [lambda m=model: m.predict(x), lambda m=model: m.expect("wind", x)]
+            for ask in asks:
+                with pytest.raises(DataError, match="ask for") as error:
+                    ask()
+                assert ("conditional(x)" in str(error.value)) is shown
+                assert ("predict, or" in str(error.value)) is (y is numbers)
+                assert shown or "expect(" in str(error.value)
 
 
 def test_a_logistic_regression_is_asked_in_python(world, tmp_path):

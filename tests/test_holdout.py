@@ -49,9 +49,9 @@ COLUMNS = {"group": GROUP.astype(float), "time": TIME}
 HALVES = ("rows", "group", "7d")
 
 
-def write(path, *, weighted=False, chunk_rows=999, group=GROUP, time=TIME, x=X):
+def write(path, *, weighted=False, chunk_rows=999, group=GROUP, time=TIME, x=X, y=Y):
     """A store with groups and times, these written through zarr itself."""
-    write_store(path, x, Y, W if weighted else None, chunk_rows=chunk_rows)
+    write_store(path, x, y, W if weighted else None, chunk_rows=chunk_rows)
     store = zarr.open_group(str(path), mode="r+")
     index = store["row_sample/index"][...]
     roles = {"group": group, "time": time}
@@ -241,20 +241,17 @@ def test_a_part_without_rows_is_named():
             call()
 
 
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_split_says_at_once_that_a_part_has_no_rows(tmp_path, complete):
-    few = write(tmp_path / "few.zarr", group=np.zeros(N, dtype=np.int64))
+def test_a_split_says_at_once_that_a_part_has_no_rows(tmp_path):
+    n = 900
+    zeros = np.zeros(n, dtype=np.int64)
+    few = write(tmp_path / "few.zarr", group=zeros, time=None, x=X[:n], y=Y[:n])
     sample = open_sample(str(few))
-    rows = replace(sample.row_sample.prefix(200), complete=complete)
-    sample = replace(sample, row_sample=rows)
+    assert sample.row_sample.complete
     with pytest.raises(DataError, match=r"no row belongs to this part \(.*0.4 by group\): take"):
         sample.split(0.4, by="group")
     assert len(sample.k_fold(2, by="group")) == 2  # one of them holds out all
-    if complete:
-        with pytest.raises(DataError, match=r"\(1e-05 by rows\)"):
-            sample.split(1e-5)
-    else:
-        sample.split(1e-5)  # of the other rows some may be held out
+    with pytest.raises(DataError, match=r"\(1e-05 by rows\)"):
+        sample.split(1e-5)
     for command in (
         ["fit", few, "--out", tmp_path / "m", "--kernel", "median"],
         ["fit", few, "--dry-run"],
@@ -264,6 +261,24 @@ def test_a_split_says_at_once_that_a_part_has_no_rows(tmp_path, complete):
         assert result.exit_code == 2
         assert "by group): give another --hold-out" in " ".join(result.output.split())
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("by", ["group", "7d"])
+def test_a_part_may_have_no_row_in_a_row_sample_of_some(tmp_path, by):
+    """Ten rows are units of their own, and the row sample holds rows of the other unit alone."""
+    units = np.zeros(N)
+    units[-10:] = np.arange(1, 11) * 7 * DAY
+    store = write(tmp_path / "s.zarr", group=units.astype(np.int64), time=units)
+    sample = open_sample(str(store))
+    common = np.flatnonzero(units[sample.row_sample.index] == 0.0)[:200]
+    sample = replace(sample, row_sample=replace(sample.row_sample.only(common), complete=False))
+    for seed in range(4):
+        parts = sample.split(0.4, by=by, seed=seed)
+        assert 0 in [len(part.row_sample) for part in parts]
+        for part in parts:
+            inside = part.part.selects(np.arange(N), {"group": units, "time": units})
+            _, report = run_pass(part, [NearestRows(X[:1], 1, np.ones(2))], THREADS)
+            assert report.rows == inside.sum() > 0
 
 
 # Other passes ---------------------------------------------------------------------------------

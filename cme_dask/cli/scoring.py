@@ -83,7 +83,8 @@ def score_model(
     model, store
         Paths or URLs.
     functions
-        Columns of y that hold numbers, and events that the model was fitted with; default all.
+        Columns of y that hold numbers, and events that the model was fitted with; of a classifier
+        any events of its labels. Default all that were declared, and each label of a classifier.
     hold_out
         Share of the units that is held out; default the part that the fit did not see, if it
         held one out, else all rows.
@@ -106,7 +107,7 @@ def score_model(
     ------
     DataError
         On unknown functions or columns, a share out of range, a store without groups or times, a
-        model without laws, or a file that exists. Classifiers have no functions.
+        model without laws, scores of numbers that are asked of a classifier, or a file that exists.
     ResourceError
         If a page can't be drawn, or written.
     StoreError
@@ -117,14 +118,15 @@ def score_model(
     fitted: Any = load(model)
     classifier = classifier_of(fitted)
     if classifier is not None:
-        if functions or crps or coverage or every:
+        if crps or coverage or every:
             raise DataError(
-                "of a classifier the labels alone are scored: leave out functions, --crps, "
+                "of a classifier labels and their events alone are scored: leave out --crps, "
                 "--coverage and --all"
             )
+        classifier = replace(classifier, further=tuple(functions) or classifier.further)
         sample = classifier.sample(store, None, None)
         scoring = classifier.scoring(_held_out(sample, fitted, hold_out, fold_by), LEVEL)
-        shown = scoring.events
+        shown = tuple(functions) or scoring.events
     else:
         law = only(JointModel, fitted, model)
         sample = _held_out(rows_of(law, store, None, None), fitted, hold_out, fold_by)

@@ -41,7 +41,6 @@ KIND, SCHEMA_VERSION = "sample", 3
 
 _MOST_ROWS = 1 << 40
 _TRIED_ROWS = 64  # on which a function of rows is tried
-_EXPECTED = 30.0  # rows of a part in a row sample, of which some are there unless there are none
 _ROLES = {"group": "int64", "time": "float64"}
 
 
@@ -205,11 +204,11 @@ class Sample:
         ------
         DataError
             On a share or seed out of range, without groups or times, or if this is a part already;
-            if the row sample shows that a part has no rows.
+            if a row sample of all rows shows that a part has none.
         """
         sides = self._sides(Split(self._of_whole(by), share, seed, False))
-        if self.row_sample is not None:
-            _check_some(self.row_sample, sides)
+        if self.row_sample is not None and self.row_sample.complete:  # others may miss rare units
+            _check_some(sides)
         return sides
 
     def k_fold(
@@ -502,12 +501,10 @@ class Sample:
         return replace(self, sources=tuple(sources), columns=tuple(columns), row_sample=sample)
 
 
-def _check_some(rows: RowSample, sides: Sequence[Sample]) -> None:
-    """DataError if a side has no row: none of all, or of so many that some were expected."""
+def _check_some(sides: Sequence[Sample]) -> None:
+    """DataError if a side, whose row sample holds all of its rows, has none."""
     for side in sides:
-        if side.part is None or side.row_sample is None or len(side.row_sample):
-            continue
-        if rows.complete or side.part.expected_share * len(rows) > _EXPECTED:
+        if side.part is not None and side.row_sample is not None and not len(side.row_sample):
             raise no_rows(side.part)
 
 

@@ -281,7 +281,7 @@ class PairModel(Model):
                 return result.map_blocks(most_probable, token="predict", **named)
             return most_probable(result, self.classes)
         for name in columns.categories:
-            raise labels_have_no_mean(name, columns, laws=hasattr(self, "conditional"))
+            raise labels_have_no_mean(name, columns, laws=self._has_laws)
         means = self._means(X)
         means = means if is_out_of_core(X) else np.asarray(means)
         return means[:, 0] if len(columns.names) == 1 and means.ndim == 2 else means
@@ -302,10 +302,12 @@ class PairModel(Model):
         """
         columns = self.columns_y
         if not self._one_label(columns):
-            law = ", or conditional(x).probability(event)" if hasattr(self, "conditional") else ""
+            asked = "conditional(x).probability(event)" if self._has_laws else "expect(event, x)"
+            if not columns.categories:
+                asked = f"predict, or {asked}"
             raise DataError(
                 f"y is {columns.listed()}, and only one column of labels has probabilities of "
-                f"labels: ask for predict{law}"
+                f"labels: ask for {asked}"
             )
         return positive(self._shares(X), float(self.about["rows"]))
 
@@ -347,6 +349,11 @@ class PairModel(Model):
 
     @abstractmethod
     def _shares(self, X: Any) -> Array: ...
+
+    @property
+    def _has_laws(self) -> bool:
+        """Whether there are laws of y given x."""
+        return getattr(self.y, "cells", None) is not None
 
     def _one_label(self, columns: Columns) -> bool:
         return len(columns.names) == 1 and bool(columns.categories)
