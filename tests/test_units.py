@@ -137,6 +137,26 @@ def test_xarray_records_units(fit):
     assert refusal(lambda: one.conditional(warm.chunk(100))) == message
 
 
+def test_thresholds_in_other_units_than_the_fit_are_refused(fit, stores):
+    pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    t = xr.DataArray(Y[:, 0], dims="row", attrs={"units": "degC"})
+    series = pd.Series(Y[:, 0])
+    series.attrs["units"] = "degC"
+    for law in fit.conditional(X), fit.conditional(stores["m"]):
+        expected = np.asarray(law.cdf(Y[:, 0], paired=True))
+        for each in t, t.chunk(100):
+            kelvin = each.assign_attrs(units="K")
+            np.testing.assert_array_equal(law.cdf(kelvin, paired=True), expected)
+        for each in t, t.chunk(100), series:
+            assert refusal(lambda law=law, t=each: law.cdf(t, paired=True)) == IN_DEGREES
+        assert refusal(lambda law=law: law.cdf(t[:3])) == IN_DEGREES
+    points = pd.DataFrame(X, columns=["a", "b"])
+    points.attrs["units"] = {"a": "km", "b": "s"}
+    law = fit.conditional(Y=Y)
+    assert refusal(lambda: law.cdf(points, paired=True)) == IN_KM
+    assert refusal(lambda: law.cdf(points["a"], column="a", paired=True)) == IN_KM
+
+
 def test_commands_refuse_other_units(fit, stores, tmp_path):
     fit.save(tmp_path / "model")
     for command in (

@@ -523,8 +523,15 @@ def check_levels(q: Any) -> tuple[Array, bool]:
 
 
 def threshold_values(t: Any, columns: Columns) -> Array:
-    """Thresholds as float64, of several columns by name where they come in a table."""
+    """Thresholds as float64, of several columns by name where they come in a table.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers, or a table in other units than the columns.
+    """
     t = unmasked(t)
+    columns.check_units(Columns(columns.names, recorded_units(t, columns.names)))
     try:
         parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None
         if parts is None:
