@@ -119,6 +119,24 @@ def test_tables_of_pandas_record_units(fit):
     assert refusal(lambda: score(fit, table, t)) == IN_DEGREES
 
 
+def test_columns_called_like_attributes_of_tables_are_columns():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame(X, columns=["a", "b"])
+    named = table.rename(columns={"b": "data_vars"}).assign(attrs=1.0, dims=1.0, coords=1.0)
+    named.attrs["units"] = {"a": "m"}
+    pair = ["a", "data_vars"]
+    sample = open_sample(named.assign(t=Y[:, 0]), x_columns=pair, y_columns=["t"])
+    assert sample.columns[0].names == ("a", "data_vars")
+    assert open_sample(named[pair]).columns[0].units == {"a": "m"}
+    fit = JointDistribution(**JOINT).fit(named[pair], Y)
+    expected = JointDistribution(**JOINT).fit(table, Y).predict(table)
+    np.testing.assert_array_equal(fit.predict(named), expected)
+    named.attrs["units"] = {"a": "km"}
+    assert refusal(lambda: fit.predict(named)) == IN_KM
+    records = np.rec.fromarrays([*X.T, X[:, 0]], names="a,data_vars,attrs")
+    assert refusal(lambda: fit.predict(records)).startswith("X must be numeric")
+
+
 def test_xarray_records_units(fit):
     xr = pytest.importorskip("xarray")
     arrays = {"a": ("row", X[:, 0], {"units": "km"}), "b": ("row", X[:, 1])}

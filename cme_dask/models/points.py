@@ -22,6 +22,8 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
+    is_data_array,
+    is_dataset,
     recorded_units,
     unmasked,
 )
@@ -373,7 +375,7 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")
         return parts
-    if hasattr(values, "dims") and hasattr(values, "coords"):
+    if is_dataset(values) or is_data_array(values):
         return _array_columns(values, columns, name)
     if hasattr(values, "to_frame") and hasattr(values, "iloc"):  # a Series of pandas
         values = values.to_frame(names[0]) if len(names) == 1 else values.to_frame().T
