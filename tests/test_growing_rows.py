@@ -62,9 +62,27 @@ def test_declared_events_of_a_model_need_not_be_given_again():
         JointDistribution(**PART).partial_fit(
             X[300:], Y[300:, :1], like=first, functions=other, **ONE
         )
+    function = {"high": lambda y: y[:, 0] > 1.0}
+    with pytest.raises(DataError, match="fitted with 'high' as the event"):
+        JointDistribution(**PART).partial_fit(
+            X[300:], Y[300:, :1], like=first, functions=function, **ONE
+        )
     renamed = replace(more.model_, about=more.model_.about | {"events": {"y": other}})
     with pytest.raises(DataError, match=r"declared event 'high' of y differs \(y0 > 1; y0 > 2\)"):
         merge([first, renamed])
+
+
+def test_merged_models_name_an_event_where_all_of_them_have_its_text():
+    events = {"high": "y0 > 1", "low": "y0 < 0"}
+    first = JointDistribution(**PART).fit(X[:300], Y[:300, :1], functions=events).model_
+    more = JointDistribution(**PART).partial_fit(X[300:600], Y[300:600, :1], like=first, **ONE)
+    function = replace(more.model_, about=more.model_.about | {"events": {"y": {"low": "y0 < 0"}}})
+    for models in ([first, function], [function, first]):
+        assert merge(models).about["events"]["y"] == {"low": "y0 < 0"}
+    about = {key: value for key, value in function.about.items() if key != "events"}
+    without = replace(function, about=about)
+    for models in ([first, without], [without, first]):
+        assert "events" not in merge(models).about
 
 
 def test_rows_after_parts_with_numbers_of_their_own_follow_the_last():

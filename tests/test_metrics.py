@@ -1,5 +1,6 @@
 """Scores against what they are by definition: double sums, integrals, all pairs of rows."""
 
+from functools import partial
 from itertools import pairwise
 
 import dask.array as da
@@ -340,14 +341,33 @@ def test_units_are_numbers_names_or_dates():
         metrics.mean(scores, units=da.from_array(2**60 + week, chunks=100))
 
 
-def test_scorers_refuse_weights_of_zero(rng):
+def test_scores_of_fits_refuse_unusable_weights(rng):
     x = rng.normal(size=(60, 1))
+    label = np.where(x[:, 0] > 0.0, "up", "down")
     kernel = kernels.Gaussian(1.0)
-    fit = cme_dask.JointDistribution(kernel_x=kernel, kernel_y=kernel, reg=1e-3, residual=False)
-    fit.fit(x, x)
-    for scorer in (metrics.crps_scorer, metrics.log_score_scorer):
-        with pytest.raises(DataError, match="all weights are zero"):
-            scorer(fit, x, x[:, 0], np.zeros(60))
+    options = {"kernel_x": kernel, "reg": 1e-3}
+    fit = cme_dask.JointDistribution(**options, kernel_y=kernel, residual=False).fit(x, x)
+    classifier = cme_dask.EmbeddingClassifier(**options).fit(x, label).model_
+    refused = {
+        "all weights are zero": np.zeros(60),
+        "weights must be non-negative, 60 are negative": -np.ones(60),
+        "weights have one value for each of 60 rows, got shape": np.ones((60, 1)),
+        "for each of 60 rows, got shape .5,.": np.ones(5),
+        "weights. has 60 .* NaN or infinite": np.full(60, np.nan),
+        "weights: numbers expected": ["a"] * 60,
+    }
+    scores = [
+        (fit.score, x),
+        (fit.model_.score, x),
+        (classifier.score, label),
+        (partial(metrics.crps_scorer, fit), x[:, 0]),
+        (partial(metrics.log_score_scorer, fit), x[:, 0]),
+    ]
+    for score, y in scores:
+        assert score(x, y, np.full(60, 2.0)) == pytest.approx(score(x, y), rel=1e-12)
+        for message, weights in refused.items():
+            with pytest.raises(DataError, match=message):
+                score(x, y, weights)
 
 
 def test_means_have_jackknife_errors_over_blocks_of_units():

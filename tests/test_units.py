@@ -119,6 +119,24 @@ def test_tables_of_pandas_record_units(fit):
     assert refusal(lambda: score(fit, table, t)) == IN_DEGREES
 
 
+def test_columns_called_like_attributes_of_tables_are_columns():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame(X, columns=["a", "b"])
+    named = table.rename(columns={"b": "data_vars"}).assign(attrs=1.0, dims=1.0, coords=1.0)
+    named.attrs["units"] = {"a": "m"}
+    pair = ["a", "data_vars"]
+    sample = open_sample(named.assign(t=Y[:, 0]), x_columns=pair, y_columns=["t"])
+    assert sample.columns[0].names == ("a", "data_vars")
+    assert open_sample(named[pair]).columns[0].units == {"a": "m"}
+    fit = JointDistribution(**JOINT).fit(named[pair], Y)
+    expected = JointDistribution(**JOINT).fit(table, Y).predict(table)
+    np.testing.assert_array_equal(fit.predict(named), expected)
+    named.attrs["units"] = {"a": "km"}
+    assert refusal(lambda: fit.predict(named)) == IN_KM
+    records = np.rec.fromarrays([*X.T, X[:, 0]], names="a,data_vars,attrs")
+    assert refusal(lambda: fit.predict(records)).startswith("X must be numeric")
+
+
 def test_xarray_records_units(fit):
     xr = pytest.importorskip("xarray")
     arrays = {"a": ("row", X[:, 0], {"units": "km"}), "b": ("row", X[:, 1])}
@@ -135,6 +153,26 @@ def test_xarray_records_units(fit):
     message = "column 't' is in degC, in the fit it was in K: convert it"
     assert refusal(lambda: one.conditional(warm)) == message
     assert refusal(lambda: one.conditional(warm.chunk(100))) == message
+
+
+def test_thresholds_in_other_units_than_the_fit_are_refused(fit, stores):
+    pd, xr = pytest.importorskip("pandas"), pytest.importorskip("xarray")
+    t = xr.DataArray(Y[:, 0], dims="row", attrs={"units": "degC"})
+    series = pd.Series(Y[:, 0])
+    series.attrs["units"] = "degC"
+    for law in fit.conditional(X), fit.conditional(stores["m"]):
+        expected = np.asarray(law.cdf(Y[:, 0], paired=True))
+        for each in t, t.chunk(100):
+            kelvin = each.assign_attrs(units="K")
+            np.testing.assert_array_equal(law.cdf(kelvin, paired=True), expected)
+        for each in t, t.chunk(100), series:
+            assert refusal(lambda law=law, t=each: law.cdf(t, paired=True)) == IN_DEGREES
+        assert refusal(lambda law=law: law.cdf(t[:3])) == IN_DEGREES
+    points = pd.DataFrame(X, columns=["a", "b"])
+    points.attrs["units"] = {"a": "km", "b": "s"}
+    law = fit.conditional(Y=Y)
+    assert refusal(lambda: law.cdf(points, paired=True)) == IN_KM
+    assert refusal(lambda: law.cdf(points["a"], column="a", paired=True)) == IN_KM
 
 
 def test_commands_refuse_other_units(fit, stores, tmp_path):

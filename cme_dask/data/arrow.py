@@ -222,14 +222,29 @@ def coordinate_names(array: Any) -> list[str] | None:
     return [str(name) for name in array.coords[last].values] if last in array.coords else None
 
 
+def is_dataset(value: Any) -> bool:
+    """Whether this is a Dataset of xarray.
+
+    Attributes of its class are looked for: those of a table of pandas may be columns.
+    """
+    return hasattr(type(value), "data_vars")
+
+
+def is_data_array(value: Any) -> bool:
+    """Whether this is a DataArray of xarray, by the attributes of its class."""
+    named = hasattr(type(value), "dims") and hasattr(type(value), "coords")
+    return named and not is_dataset(value)
+
+
 def recorded_units(table: Any, names: Sequence[str]) -> dict[str, str]:
     """Units by column that ``attrs["units"]`` of a table of xarray or pandas records.
 
     That of an array or a Series is one for all of its columns, that of a DataFrame a dict by
     column. Variables of a Dataset have their own.
     """
-    units: Any = getattr(table, "attrs", {}).get("units")
-    if hasattr(table, "data_vars"):
+    attrs = getattr(table, "attrs", None)  # of arrays of records perhaps a field
+    units: Any = attrs.get("units") if isinstance(attrs, Mapping) else None
+    if is_dataset(table):
         units = {str(name): each.attrs.get("units") for name, each in table.data_vars.items()}
     elif isinstance(units, str):
         units = dict.fromkeys(names, units)

@@ -276,7 +276,7 @@ def labels_have_no_mean(name: str, columns: Columns, *, laws: bool = True) -> Da
     if not laws:
         asked = (
             f'expect("{event}", x), with the event among the functions of the fit',
-            f'the event, cme-dask predict --event "{event}", which the fit must know',
+            f'the event, cme-dask predict --event "{event}", if it was declared at the fit',
         )
     return DataError(
         f"column {name!r} holds labels, which have no mean or quantile: ask for {remedy(*asked)}"

@@ -664,7 +664,8 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
         Raises
         ------
         DataError
-            As :meth:`predict`, on wrong columns or missing values of y, or if the shapes differ.
+            As :meth:`predict`, on wrong columns or missing values of y, if the shapes differ, or if
+            weights are negative or all zero.
         """
         means = self.predict(X)
         observed = query_points(y, self.model_.y, "y", observed=True)

@@ -50,7 +50,7 @@ from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_n
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.conformal import check_by
-from cme_dask.models.events import Event, declared
+from cme_dask.models.events import declared
 from cme_dask.models.joint import JointModel
 from cme_dask.models.merging import FitSums, JointSums, union
 from cme_dask.numerics.basis import Basis, LinearBasis, eigenbasis
@@ -471,9 +471,9 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
 
 def sums_of(model: JointModel, functions: Declarations) -> JointSums:
-    """Sums over the rows of a model, with the functions that it knows by name alone.
+    """Sums over the rows of a model, with the functions of which it holds the names alone.
 
-    Events, whose texts it knows, need not be given.
+    Events need not be given, since the model holds their texts.
     """
     sums, given = JointSums.of(model), []
     names = "functions_x", "functions"
@@ -481,7 +481,7 @@ def sums_of(model: JointModel, functions: Declarations) -> JointSums:
         texts = sums.about.get("events", {}).get(variable, {})
         known, again = declared(texts, columns), declared(functions[name], columns)
         for key, event in known.items():
-            if isinstance(again.get(key), Event) and again[key] != event:
+            if again.get(key, event) != event:
                 raise DataError(
                     f"the model was fitted with {key!r} as the event {texts[key]!r}, given is "
                     "another one: leave it out, or give it another name in a new fit"

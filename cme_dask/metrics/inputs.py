@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from cme_dask.data.arrow import unmasked
-from cme_dask.errors import DataError
+from cme_dask.data.columns import check_weights
+from cme_dask.errors import DataError, ZeroWeights
 
 Array = Any
 
@@ -47,6 +48,23 @@ def without_nan(name: str, values: Any) -> Array:
     if np.isnan(array).any():
         raise DataError(f"{name}: NaN")
     return array
+
+
+def row_weights(weights: Any, rows: int) -> Array:
+    """Weights of so many rows in memory, shape (rows,); without any, each is one.
+
+    Raises
+    ------
+    DataError
+        If they have another shape, are no finite numbers, or are negative or all zero.
+    """
+    w = np.ones(rows) if weights is None else np.asarray(numbers("weights", weights), np.float64)
+    if w.shape != (rows,):
+        raise DataError(f"weights have one value for each of {rows} rows, got shape {w.shape}")
+    check_weights(w, 0)
+    if not w.any():
+        raise ZeroWeights() if rows else DataError("there are no rows to score")
+    return w
 
 
 def sum_tolerance(values: Any) -> float:

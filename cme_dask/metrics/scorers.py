@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cme_dask.errors import DataError, ZeroWeights
+from cme_dask.errors import DataError
+from cme_dask.metrics.inputs import row_weights
 from cme_dask.metrics.predictions import mean_square
 from cme_dask.numerics.row_scores import log_losses
 
@@ -33,7 +34,7 @@ def crps_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> fl
     Raises
     ------
     DataError
-        If the estimator has no laws, y holds labels, or all weights are zero.
+        If the estimator has no laws, y holds labels, or weights are negative or all zero.
     """
     return -_average(np.asarray(_laws(estimator, X)[0].crps(y)), sample_weight)
 
@@ -57,8 +58,8 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
     Raises
     ------
     DataError
-        If the estimator has neither laws nor probabilities, a label is none of its classes, or all
-        weights are zero.
+        If the estimator has neither laws nor probabilities, a label is none of its classes, or
+        weights are negative or all zero.
     """
     if hasattr(estimator, "classes_"):
         shares, classes = np.asarray(estimator.predict_proba(X)), np.asarray(estimator.classes_)
@@ -86,10 +87,7 @@ def log_score_scorer(estimator: Any, X: Any, y: Any, sample_weight: Any = None) 
 
 
 def _average(scores: Array, weights: Any) -> float:
-    try:
-        return float(np.average(scores, weights=weights))
-    except ZeroDivisionError:
-        raise ZeroWeights() from None
+    return float(np.average(scores, weights=row_weights(weights, len(scores))))
 
 
 def _laws(estimator: Any, X: Any) -> tuple[Any, Any]:

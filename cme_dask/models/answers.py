@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
+from cme_dask.metrics.inputs import row_weights
 from cme_dask.models.base import Model
 from cme_dask.models.events import Event, looks_like_event
 from cme_dask.models.points import FloatArray, is_out_of_core, label_codes, query_points
@@ -182,7 +183,7 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     Raises
     ------
     DataError
-        If the shapes differ, or values are NaN or infinite.
+        If the shapes differ, values are NaN or infinite, or weights are negative or all zero.
 
     Notes
     -----
@@ -193,8 +194,8 @@ def r_squared(y: Any, means: Array, weights: Any = None) -> float:
     observed, result = (v[:, None] if v.ndim == 1 else v for v in (observed, result))
     if observed.shape != result.shape:
         raise DataError(f"y must have shape {result.shape}, got {observed.shape}")
-    w = np.ones(len(observed)) if weights is None else np.asarray(weights, dtype=np.float64)
-    for name, values in (("y", observed), ("the predicted means", result), ("the weights", w)):
+    w = row_weights(weights, len(observed))
+    for name, values in (("y", observed), ("the predicted means", result)):
         if not np.isfinite(values).all():
             raise DataError(f"R^2 needs finite numbers, but {name} hold NaN or infinity")
     centre = np.average(observed, axis=0, weights=w)
@@ -222,13 +223,13 @@ def accuracy(y: Any, probabilities: Array, columns: Columns, weights: Any = None
     Raises
     ------
     DataError
-        If the shapes differ, or no label of y is known.
+        If the shapes differ, no label of y is known, or weights are negative or all zero.
     """
     likeliest = np.asarray(probabilities).argmax(axis=1)
     observed = label_codes(y, columns, some=True)
     if observed.shape != likeliest.shape:
         raise DataError(f"y must have shape {likeliest.shape}, got {observed.shape}")
-    return float(np.average(observed == likeliest, weights=weights))
+    return float(np.average(observed == likeliest, weights=row_weights(weights, len(observed))))
 
 
 class PairModel(Model):
@@ -336,8 +337,8 @@ class PairModel(Model):
         Raises
         ------
         DataError
-            As :meth:`predict`, on wrong columns or NaN in Y, if the shapes differ, or if no label
-            of Y is known.
+            As :meth:`predict`, on wrong columns or NaN in Y, if the shapes differ, if no label of Y
+            is known, or if weights are negative or all zero.
         """
         if not self._one_label(self.columns_y):
             means = self.predict(X)

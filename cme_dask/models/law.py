@@ -268,11 +268,14 @@ class ConditionalLaw:
         Raises
         ------
         DataError
-            On shapes that don't fit, unknown columns, NaN, or columns of labels.
+            On shapes that don't fit, unknown columns, NaN, columns of labels, or a table in other
+            units than the fit.
         """
         law, positions = self._law, self._positions(column)
         pick, several = list(positions.values()), len(positions) > 1
-        t, single = check_thresholds(t, Columns(tuple(positions)), self.n if paired else None)
+        t, single = check_thresholds(
+            t, self.columns.only(tuple(positions)), self.n if paired else None
+        )
         if several and paired:
             result = self._fill(law.orthant, t, columns=pick)
         elif several:

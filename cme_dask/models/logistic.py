@@ -122,7 +122,8 @@ class LogisticModel(Model):
         Raises
         ------
         DataError
-            As :meth:`predict`, if the shapes differ, or if no label of Y is known.
+            As :meth:`predict`, if the shapes differ, if no label of Y is known, or if weights are
+            negative or all zero.
         """
         return accuracy(Y, self.predict_proba(X), self.columns_y, sample_weight)
 

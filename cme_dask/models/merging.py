@@ -244,7 +244,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     Moments and sums by cell add, so that the model is, to rounding, the one that a fit to the union
     with these pivots and cells makes: its solution under the constraint, its answers with their
     standard errors, and the masses, means and covariances of its laws. The rows retained in the
-    cells are a random sample of those of the union. No row is read.
+    cells are a random sample of those of the union. The model has the texts of those declared
+    events whose texts all models have. No row is read.
 
     Parameters
     ----------
@@ -402,9 +403,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
-    own = ("tuning", "residual", "new_rows", "missing")
+    own = ("tuning", "residual", "new_rows", "missing", "events")
     first = {key: value for key, value in several[0].items() if key not in own}
     missing = [metadata["missing"] for metadata in several if "missing" in metadata]
+    events = _shared_events([metadata.get("events", {}) for metadata in several])
     return {
         **first,
         "passes": max(int(metadata["passes"]) for metadata in several),
@@ -412,6 +414,23 @@ def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "arithmetic": ", ".join(sorted({str(metadata.get("arithmetic")) for metadata in several})),
         **origin_of_union(several),
         **({"missing": added_missing(missing)} if missing else {}),
+        **({"events": events} if any(events.values()) else {}),
+    }
+
+
+def _shared_events(several: Sequence[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """Texts of declared events by variable and name, of the names that have one in every model.
+
+    A function without a text is one of Python, which may be another than the event of its name.
+    """
+    texts = [{variable: events.get(variable, {}) for variable in "xy"} for events in several]
+    return {
+        variable: {
+            name: text
+            for name, text in own.items()
+            if all(name in each[variable] for each in texts)
+        }
+        for variable, own in texts[0].items()
     }
 
 

@@ -22,6 +22,8 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
+    is_data_array,
+    is_dataset,
     recorded_units,
     unmasked,
 )
@@ -373,7 +375,7 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
             shapes = ", ".join(f"{k!r} {p.shape}" for k, p in zip(names, parts, strict=True))
             raise DataError(f"the columns of {name} must be equally long lists, got {shapes}")
         return parts
-    if hasattr(values, "dims") and hasattr(values, "coords"):
+    if is_dataset(values) or is_data_array(values):
         return _array_columns(values, columns, name)
     if hasattr(values, "to_frame") and hasattr(values, "iloc"):  # a Series of pandas
         values = values.to_frame(names[0]) if len(names) == 1 else values.to_frame().T
@@ -523,8 +525,15 @@ def check_levels(q: Any) -> tuple[Array, bool]:
 
 
 def threshold_values(t: Any, columns: Columns) -> Array:
-    """Thresholds as float64, of several columns by name where they come in a table."""
+    """Thresholds as float64, of several columns by name where they come in a table.
+
+    Raises
+    ------
+    DataError
+        If they are no numbers, or a table in other units than the columns.
+    """
     t = unmasked(t)
+    columns.check_units(Columns(columns.names, recorded_units(t, columns.names)))
     try:
         parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None
         if parts is None:

@@ -333,7 +333,7 @@ class LazyLaw:
                 rows, beside = self._observed(values, answered), _a_row(answered)
             else:
                 column = arguments.get("column")
-                columns = Columns(self.numeric if column is None else (column,))
+                columns = self.columns.only(self.numeric if column is None else (column,))
                 rows, beside = self._thresholds(values, columns), np.zeros((1, len(columns.names)))
             if len(rows) != len(self):
                 name = "points of y" if pairs == "y" else "thresholds"

@@ -20,6 +20,8 @@ from cme_dask.data.arrow import (
     dataset_frame,
     frame_values,
     is_arrow,
+    is_data_array,
+    is_dataset,
     is_number,
     recorded_units,
     series_values,
@@ -237,7 +239,7 @@ def unit_values(name: str, values: Any) -> Any:
     kind = getattr(getattr(values, "dtype", None), "kind", None)
     if is_dask_frame(values):
         values = dask_series_values(values)
-    elif _is_data_array(values):
+    elif is_data_array(values):
         values = values.data
     elif hasattr(values, "to_numpy") and not hasattr(values, "dask"):
         # Timestamps with a zone are no type of NumPy: this brings them to UTC.
@@ -475,8 +477,9 @@ def open_sample(
         ``x_columns`` and ``y_columns`` are taken; or the rows of x: NumPy, Dask, Zarr or xarray
         array of shape (n, d) or (n,), a DataFrame or Series, or the path or URL of a Zarr array.
         Truth values become 0 and 1, text and categories become codes of labels. Units are read
-        from ``attrs["units"]`` of xarray, and of pandas, where a DataFrame has a dict by column. Of
-        Dask DataFrames, the lengths of partitions and the labels of text columns are computed now.
+        from ``attrs["units"]`` of xarray, and of pandas, where a DataFrame has a dict by column;
+        other arrays and tables record none. Of Dask DataFrames, the lengths of partitions and the
+        labels of text columns are computed now.
     y
         Rows of y, likewise; None for stores and tables, or for one variable alone.
     weights
@@ -586,14 +589,9 @@ def _single(table: Any, value: Any) -> Any:
 
 
 def _is_table(value: Any) -> bool:
-    names = "columns", "column_names", "data_vars"
-    return not _is_data_array(value) and any(hasattr(value, name) for name in names)
-
-
-def _is_data_array(value: Any) -> bool:
-    """Whether it is an xarray DataArray, whose coordinates are attributes: one may be columns."""
-    named = hasattr(value, "dims") and hasattr(value, "coords")
-    return named and not hasattr(value, "data_vars")
+    if is_data_array(value):  # its coordinates are attributes: one may be columns
+        return False
+    return is_dataset(value) or hasattr(value, "columns") or hasattr(value, "column_names")
 
 
 def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
@@ -664,7 +662,7 @@ def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
 
     What is no table is left as it is.
     """
-    if hasattr(value, "data_vars"):
+    if is_dataset(value):
         raise DataError(
             f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
             "one of its arrays"
@@ -672,7 +670,7 @@ def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
     if is_arrow(value):
         return arrow_values(name, value)
     labels: list[str] | None = None
-    if _is_data_array(value):
+    if is_data_array(value):
         labels = _xarray_labels(value)
         if value.ndim in (1, 2) and value.dtype.kind in _LABELS_OR_TIMES:
             return array_values(name, value, labels)
