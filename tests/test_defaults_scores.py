@@ -124,7 +124,7 @@ def test_scores_of_means_read_tables_and_masks_as_queries_do(fitted, saved):
     for absent in (gone, gone.to_numpy(), masked):
         with pytest.raises(DataError, match=r"column 'a' has 1 \(first at row 7\)"):
             model.score(x, absent)
-    with pytest.raises(DataError, match="the weights hold NaN"):
+    with pytest.raises(DataError, match=r"column 'weights' has 1 \(first at row 3\)"):
         model.score(x, both, np.where(np.arange(len(x)) == 3, np.nan, 1.0))
 
 
