@@ -107,7 +107,7 @@ def score_model(
     ------
     DataError
         On unknown functions or columns, a share out of range, a store without groups or times, a
-        model without laws, scores of numbers that are asked of a classifier, or a file that exists.
+        model without laws, scores of numbers for a classifier, or a file that exists.
     ResourceError
         If a page can't be drawn, or written.
     StoreError

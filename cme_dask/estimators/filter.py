@@ -154,8 +154,8 @@ class KernelBayesFilter(Estimator):
         X
             States in the order of time, shape (n, d), one trajectory after the other; or a store of
             states x and observations y, whose groups and times count. Missing values are an error;
-            of ``open_sample(...).drop_missing()``, pairs of state and observation, and pairs of
-            states, are left out that lack one.
+            of ``open_sample(...).drop_missing()``, pairs that lack a value are left out: a state
+            and its observation, or two states.
         Y
             Observations, shape (n, d_Y).
         group, time, weights

@@ -326,8 +326,8 @@ class JointDistribution(JointFit):
             numbers of landmarks; the row sample of a larger table, and with it learned kernels and
             pivots; and locations, unless the folds are by group and equal rows share one. The
             bandwidth of densities, and the smoothing of probabilities of labels, depend on the
-            number of rows of positive weight: neither on the scale of the weights, nor is a row of
-            weight 2 two rows there, and a row of weight 0 is none.
+            number of rows of positive weight and not on the scale of the weights: a row of weight 2
+            counts once there, and a row of weight 0 does not count.
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x
@@ -404,8 +404,8 @@ class JointDistribution(JointFit):
         sample_weight
             scikit-learn's name of ``weights``.
         functions, functions_x
-            As in :meth:`fit`; later calls take those of the first. With ``like`` those of that
-            model are given again, but for events, whose texts it holds.
+            As in :meth:`fit`; later calls take those of the first. With ``like`` the functions
+            of that model must be given again, except events, whose texts it holds.
         **keywords
             As in :class:`RunOptions`.
 

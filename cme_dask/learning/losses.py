@@ -237,35 +237,34 @@ def screened_means(
 ) -> Iterator[tuple[Moments, Moments]]:
     """Means over the rows without each fold, and over its own, for this pair of bases."""
     own = _crossed(rows, x, y)
-    sums = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
-    weights = rows.shares.sum() - rows.shares, rows.shares
-    sides = [(each.total.without(each.folds), each.folds) for each in (x, y)]
-    pairs = (own.sum(axis=0) - own, own), (sums.sum(axis=0) - sums, sums)
-    for i in range(len(own)):
-        rest, held = (
-            _means(
-                float(weights[k][i]),
-                *(_Sums(*(each[i] for each in side[k])) for side in sides),
-                *(pair[k][i] for pair in pairs),
-            )
-            for k in (0, 1)
-        )
-        yield rest, held
+    events = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
+    rest = _means(
+        rows.shares.sum() - rows.shares,
+        x.total.without(x.folds),
+        y.total.without(y.folds),
+        own.sum(axis=0) - own,
+        events.sum(axis=0) - events,
+    )
+    return zip(rest, _means(rows.shares, x.folds, y.folds, own, events), strict=True)
 
 
-def _means(weight: float, x: _Sums, y: _Sums, cross: Array, events: Array) -> Moments:
-    mean, square = events / weight
-    blocks = {
-        ("x", "x"): x.gram / weight,
-        ("y", "y"): y.gram / weight,
-        ("y", "x"): cross / weight,
-        ("x", "f(y)"): x.events / weight,
-        ("y", "f(y)"): y.events / weight,
-        ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
-    }
-    traces = {"x": float(x.trace) / weight, "y": float(y.trace) / weight}
-    means = {"x": x.mean / weight, "y": y.mean / weight, "f(y)": mean}
-    return Moments(weight, blocks, means, traces, {"y": np.zeros(len(mean))})
+def _means(weights: Array, x: _Sums, y: _Sums, cross: Array, events: Array) -> Iterator[Moments]:
+    """Means of each fold from weighted sums, all with a first axis of folds."""
+    each = zip(zip(*x, strict=True), zip(*y, strict=True), strict=True)
+    for weight, of_sides, of_pair, sums in zip(weights.tolist(), each, cross, events, strict=True):
+        of_x, of_y = (_Sums(*of_side) for of_side in of_sides)
+        mean, square = sums / weight
+        blocks = {
+            ("x", "x"): of_x.gram / weight,
+            ("y", "y"): of_y.gram / weight,
+            ("y", "x"): of_pair / weight,
+            ("x", "f(y)"): of_x.events / weight,
+            ("y", "f(y)"): of_y.events / weight,
+            ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
+        }
+        traces = {"x": float(of_x.trace) / weight, "y": float(of_y.trace) / weight}
+        means = {"x": of_x.mean / weight, "y": of_y.mean / weight, "f(y)": mean}
+        yield Moments(weight, blocks, means, traces, {"y": np.zeros(len(mean))})
 
 
 # Whether laws of residuals, moved to a location, are better than plain ones: held-out CRPS

@@ -228,12 +228,12 @@ class HeldFolds(NamedTuple):
         """Losses of refits with positive ridges on the fold that they lack: arrays (F, ...)."""
         at_once = max(_AT_ONCE // max(len(regs) * self.correlation[0].size, 1), 1)
         parts = [
-            HeldFolds(*(each[i : i + at_once] for each in self))._at_once(regs)
+            HeldFolds(*(each[i : i + at_once] for each in self))._losses(regs)
             for i in range(0, len(self.mean), at_once)
         ]
         return Losses(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _at_once(self, regs: Sequence[Regularization]) -> Losses:
+    def _losses(self, regs: Sequence[Regularization]) -> Losses:
         lam = self.eigenvalues_y, self.eigenvalues_x
         denominators = np.stack([reg.denominator(*lam) for reg in regs], axis=1)
         # The second axis is that of ridges.

@@ -103,9 +103,11 @@ class Strip:
     @property
     def counted(self) -> Array | None:
         """Which rows have a positive weight, in host memory, shape (n,); None: all of them."""
-        if self.weights is not None and "counted" not in self._made:
+        if self.weights is None:
+            return None
+        if "counted" not in self._made:
             self._made["counted"] = self.weights > 0.0
-        return self._made.get("counted")
+        return self._made["counted"]
 
     def only(self, selected: Array) -> "Strip":
         """The rows at which ``selected``, shape (n,), is true."""
