@@ -1,5 +1,6 @@
 """Regression trees as locations: arrays beside scikit-learn, cross-fits by hand, the choice."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -416,6 +417,14 @@ def test_a_cross_fit_is_the_same_each_time(kind):
             np.testing.assert_array_equal(one.values, other.values)
     for one in more:
         np.testing.assert_array_equal(one.feature, whole.feature)
+
+
+def test_a_forest_leaves_the_filters_of_warnings_alone(monkeypatch):
+    """They are those of the process, and parts of the folds are fitted in threads."""
+    changed = []
+    monkeypatch.setattr(warnings, "resetwarnings", lambda: changed.append(True))
+    cross_fitted("forest", training(*rows(100)), quick=True)
+    assert not changed
 
 
 @pytest.mark.parametrize("kind", ALL)

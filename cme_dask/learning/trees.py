@@ -4,7 +4,6 @@ Scikit-learn's trees are imported where they are needed: answers of models do no
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from cme_dask.kernels.evaluator import beside
+from cme_dask.kernels.evaluator import beside, parallel_map
 from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsHere, recalled
 from cme_dask.numerics.folds import relative_weights, sklearn_seed
 from cme_dask.numerics.learning_curve import scale_of_all
@@ -34,6 +33,7 @@ _QUICK = 0.3  # share of the steps of a trial, which are longer, and of the tree
 _TRIAL_PARTS = 3
 _LEAF = 10  # rows of a leaf of boosting, at least
 _FOREST = 100  # trees
+_SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
@@ -332,7 +332,7 @@ class _Shallow(_Boosting):
         tree = DecisionTreeRegressor(
             max_leaf_nodes=self.leaves, min_samples_leaf=_LEAF, random_state=sklearn_seed(seed)
         )
-        return _in_units(tree, x, y, weights, covariate=False)
+        return _in_units(lambda scaled: tree.fit(x, scaled, weights), x, y, covariate=False)
 
 
 class _Forest:
@@ -344,12 +344,28 @@ class _Forest:
         self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
     ) -> None:
         from sklearn.ensemble import ExtraTreesRegressor
+        from sklearn.tree import ExtraTreeRegressor
 
         x, y, weights = rows.only(selected)
-        leaf, trees = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
-        seed = sklearn_seed(rows.seed)
-        forest = ExtraTreesRegressor(trees, min_samples_leaf=leaf, random_state=seed)
-        self._mean = _in_units(forest, x, y, weights, covariate=rows.covariate)
+        leaf, count = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
+        single, seed = np.ascontiguousarray(x, dtype=np.float32), sklearn_seed(rows.seed)
+
+        def fit(y: Array) -> Any:
+            """Tree by tree, as a forest does.
+
+            A forest itself changes the process's filters of warnings for each tree, and the parts
+            are fitted in threads.
+            """
+            forest = ExtraTreesRegressor(count)
+            forest.estimators_ = [
+                ExtraTreeRegressor(max_features=1.0, min_samples_leaf=leaf, random_state=each).fit(
+                    single, y, weights, check_input=False
+                )
+                for each in np.random.RandomState(seed).randint(_SEEDS, size=count)
+            ]
+            return forest
+
+        self._mean = _in_units(fit, x, y, covariate=rows.covariate)
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:
         """The same: it has no steps."""
@@ -364,14 +380,12 @@ class _Forest:
         return self._mean
 
 
-def _in_units(
-    trees: Any, x: Array, y: Array, weights: Array | None, *, covariate: bool
-) -> TreeMean:
+def _in_units(fit: Callable[[Array], Any], x: Array, y: Array, *, covariate: bool) -> TreeMean:
     """Trees fitted to y in its own units: they take small differences of large numbers for none."""
     centre, share = y.mean(axis=0), np.full(len(y), 1.0 / len(y))
     unit = column_deviations(y, share)
     scaled = (y - centre) / unit
-    trees.fit(x, scaled[:, 0] if y.shape[1] == 1 else scaled, weights)
+    trees = fit(scaled[:, 0] if y.shape[1] == 1 else scaled)
     mean = cast(TreeMean, tree_mean(trees, (x.shape[1], y.shape[1]), covariate=covariate))
     unit = np.where(np.isfinite(unit), unit, 0.0)
     return replace(mean, constant=centre + unit * mean.constant, values=unit * mean.values)
@@ -471,8 +485,7 @@ def _parts_of(rows: TrainingRows, most: int) -> tuple[int, Array]:
 
 
 def _at_once(work: Callable[[int], Any], parts: Sequence[int], threads: int) -> list[Any]:
-    with ThreadPoolExecutor(max(1, min(threads, len(parts)))) as pool:
-        return list(pool.map(partial(_alone, work), parts))
+    return parallel_map(partial(_alone, work), parts, threads)
 
 
 def cross_fitted(kind: str, rows: TrainingRows, *, quick: bool = False) -> CrossFit:
