@@ -418,7 +418,7 @@ def test_a_bandwidth_also_applies_far_from_the_data():
     given = {"kernel_x": kernel, "kernel_y": kernel, "reg": 1e-3, "support_size": 50}
     model = JointDistribution(**given, location="x0").fit(x, y[:, :1]).model_
     law = model.conditional([[0.0], [50.0]])
-    assert law.effective_support()[1] < 1e-300
+    assert law.effective_support()[1] == 0.0
     t = np.linspace(-40.0, 40.0, 4001)
     for bandwidth in (0.1, 5.0):
         density = law.pdf(t[:, None], bandwidth=bandwidth)

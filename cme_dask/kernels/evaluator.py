@@ -133,23 +133,32 @@ def add_product(xp: Any, out: Array, product: Array) -> None:
 
 
 _LEAST_EXPONENT = -350.0  # the square of exp(-350), 1e-304, is still a normal number
+_LEAST = math.exp(_LEAST_EXPONENT)
 
 
-def exponential(ops: Any, out: Array) -> None:
-    """Exponentiate in place, from -350 on: what is smaller, and what is positive, is clipped.
+def exponentiate(
+    _: Any, ops: Any, out: Array, scratch: "Scratch | None" = None, log: bool = False
+) -> None:
+    """Turn exponents of at most 0, and rounding above, into ``exp(out) - 1e-152`` or 0, in place.
 
     Most processors take a hundred times as long for a product with a subnormal number (below
-    2e-308, or below 1e-154 with its own square). Where a kernel's scale is short against the data,
-    one number in fifty was such a one, and a pass took eight times as long. To kernels of 1 at
-    equal rows it makes no difference: 1e-152 is far below rounding.
+    2e-308, or below 1e-154 where it is multiplied with another such). Of kernels whose length
+    scale is short against the data, one number in eighty was one, and a pass took eight times as
+    long. What is subtracted is far below rounding wherever a kernel is more than 1e-136.
+
+    This is the method ``finish`` of kernels: with ``log`` the exponents are what is asked for.
     """
-    ops.clip(out, _LEAST_EXPONENT, 0.0, out=out)
-    ops.exp(out, out=out)
+    if log:
+        ops.minimum(out, 0.0, out=out)
+    else:
+        ops.clip(out, _LEAST_EXPONENT, 0.0, out=out)
+        ops.exp(out, out=out)
+        ops.subtract(out, _LEAST, out=out)
 
 
 def exponentials(xp: Any, exponents: Array) -> Array:
-    """A new array of what :func:`exponential` gives, for exponents of at most 0."""
-    return xp.exp(xp.maximum(exponents, _LEAST_EXPONENT))
+    """A new array of what :func:`exponentiate` gives, for exponents of at most 0."""
+    return xp.exp(xp.maximum(exponents, _LEAST_EXPONENT)) - _LEAST
 
 
 class Scratch:

@@ -13,8 +13,8 @@ from cme_dask.kernels.base import Array, Evaluated, Unit, check_number, is_a, re
 from cme_dask.kernels.evaluator import (
     BlockEvaluator,
     Scratch,
-    exponential,
     exponentials,
+    exponentiate,
     in_cache,
     put_columns,
     take_logarithms,
@@ -293,13 +293,8 @@ class Gaussian(Stationary):
         """Return -k / 2."""
         return -0.5 * self.of_squares(xp, squares)
 
-    def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
-        """Exponentiate, in place."""
-        # Longer |u|^2 would need no clip at 0, but leave copies of pivots more than rounding.
-        if log:
-            ops.minimum(out, 0.0, out=out)
-        else:
-            exponential(ops, out)
+    # Longer |u|^2 would need no clip at 0, but leave copies of pivots more than rounding.
+    finish = exponentiate
 
     def gradient(self, X: Array, Z: Array) -> Array:
         r"""Return the derivatives of the block with respect to the length scales.
@@ -370,8 +365,7 @@ class Laplace(LengthScaled):
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
         """Exponentiate, in place."""
         ops.negative(out, out=out)
-        if not log:
-            exponential(ops, out)
+        exponentiate(self, ops, out, scratch, log)
 
 
 @dataclass(frozen=True)
@@ -425,8 +419,7 @@ class Matern(Stationary):
         ops.sqrt(out, out=out)
         factor = self._factor(ops, out, scratch)
         ops.negative(out, out=out)
-        if not log:
-            exponential(ops, out)
+        exponentiate(self, ops, out, scratch, log)
         if factor is not None and log:
             ops.log1p(factor, out=factor)
             ops.add(out, factor, out=out)
@@ -498,5 +491,4 @@ class RationalQuadratic(Stationary):
         ops.maximum(out, 0.0, out=out)
         ops.log1p(out, out=out)
         ops.multiply(out, -self.alpha, out=out)
-        if not log:
-            exponential(ops, out)
+        exponentiate(self, ops, out, scratch, log)

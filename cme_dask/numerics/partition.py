@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 from cme_dask.codec import Shape
 from cme_dask.display import brief_repr
 from cme_dask.kernels.base import Kernel
-from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator, exponential
+from cme_dask.kernels.evaluator import BlockEvaluator, DerivedEvaluator, exponentiate
 from cme_dask.numerics.basis import BlockSolve
 from cme_dask.numerics.cholesky import pivoted_cholesky
 
@@ -101,7 +101,7 @@ class PartitionBasis:
             top = xp.max(out, axis=0, keepdims=True)
             seen = xp.isfinite(top)
             ops.subtract(out, xp.where(seen, top, 0.0), out=out)
-            exponential(ops, out)
+            exponentiate(self.kernel, ops, out)
             if not bool(xp.all(seen)):
                 out[...] = xp.where(seen, out, 1.0)
             ops.divide(out, xp.sum(out, axis=0, keepdims=True), out=out)
