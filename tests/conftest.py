@@ -1,5 +1,10 @@
 """Shared fixtures: stores on disk, a real cluster."""
 
+import os
+
+# Threads of OpenMP that wait would spin on the cores that other tests need. Set before they start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import compileall
 import contextlib
 import itertools

@@ -54,8 +54,10 @@ def test_it_is_the_dense_form_on_the_rows(reg, duplicated, seed):
     accuracy = 1e-13 + 1e-15 / reg
     weights = at @ model.rows(L, p)
     assert np.abs(weights - dense).max() <= accuracy * np.abs(dense).max() + 1e-15
+    constant, slope = model.answers(mean)
+    lacking = 1.0 - dense.sum(axis=1, keepdims=True)  # it goes to all rows
     for found, plain in (
-        (at @ model.functions(mean), dense @ functions(Y)),
+        (constant + at @ slope, dense @ functions(Y) + lacking * (p @ functions(Y))),
         (at @ model.one(mean), dense.sum(axis=1)),
     ):
         assert np.abs(found - plain).max() <= accuracy * max(1.0, np.abs(dense).sum(axis=1).max())
@@ -69,8 +71,12 @@ def test_equal_weights_give_the_formula_as_printed():
     model = ConditionalEmbedding.of(mean, reg)
     L, at = sides[0].basis(X), sides[0].basis(X[:10] + 0.1)
     M = np.linalg.inv(L @ L.T + n * reg * np.eye(n))
-    plain = functions(Y).T @ M @ (L @ at.T)
-    assert np.abs(at @ model.functions(mean) - plain.T).max() < 1e-9
+    weights = (M @ (L @ at.T)).T
+    plain = weights @ functions(Y) + (1.0 - weights.sum(axis=1))[:, None] * functions(Y).mean(
+        axis=0
+    )
+    constant, slope = model.answers(mean)
+    assert np.abs(constant + at @ slope - plain).max() < 1e-9
 
 
 def test_weights_of_cells_are_those_of_their_rows_added_up():
@@ -92,7 +98,8 @@ def test_without_a_ridge_directions_that_are_rounding_are_left_out():
     assert np.count_nonzero(model.shrunk) == 3
     # Three distinct rows: the answers there are their own means.
     w = case(duplicated=True)[2]
-    found = sides[0].basis(X) @ model.functions(mean)
+    constant, slope = model.answers(mean)
+    found = constant + sides[0].basis(X) @ slope
     for row in np.unique(X, axis=0):
         mine = (row == X).all(axis=1)
         plain = np.average(functions(Y)[mine], axis=0, weights=w[mine])
@@ -103,7 +110,7 @@ def test_the_ridge_that_vanishes_and_the_one_that_swallows_all():
     _, _, _, _, sides, moments = case()
     mean = moments.means()
     at = sides[0].basis(case()[0])
-    assert np.abs(at @ ConditionalEmbedding.of(mean, 1e9).functions(mean)).max() < 1e-7
+    assert np.abs(at @ ConditionalEmbedding.of(mean, 1e9).answers(mean)[1]).max() < 1e-7
     near, far = (at @ ConditionalEmbedding.of(mean, reg).one(mean) for reg in (1e-8, 1e-1))
     assert np.abs(near - 1).mean() < 0.03
     assert 0.1 < np.abs(far - 1).mean() < 1.0  # it is no law

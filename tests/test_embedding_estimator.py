@@ -57,6 +57,11 @@ def dense(L, at, shares, reg):
     return np.linalg.solve(L @ L.T + reg * np.diag(1.0 / shares), L @ at.T).T
 
 
+def with_all_rows(weights, shares):
+    """Weights that have the sum one: what they lack goes to all rows."""
+    return weights + (1.0 - weights.sum(axis=1))[:, None] * shares
+
+
 @pytest.mark.parametrize("reg", [1e-5, 1e-2, 1.0])
 @pytest.mark.parametrize("weights", [None, W])
 def test_it_is_the_dense_form_on_the_rows(reg, weights):
@@ -66,12 +71,29 @@ def test_it_is_the_dense_form_on_the_rows(reg, weights):
     points = np.random.default_rng(1).standard_normal((50, 2))
     plain = dense(bases[0](X), bases[0](points), shares, reg)
     found = model.expect(["y0", "above"], points)
-    assert np.abs(found - plain @ functions(Y)).max() < 1e-9
+    assert np.abs(found - with_all_rows(plain, shares) @ functions(Y)).max() < 1e-9
     assert np.abs(model.model_.mass(points) - plain.sum(axis=1)).max() < 1e-9
     spots = np.linspace(2.5, 5.5, 9)[:, None]
     embedded = plain @ bases[1](Y) @ bases[1](spots).T
     assert np.abs(model.model_.embedding(points, spots) - embedded).max() < 1e-9
     assert np.array_equal(model.predict(points)[:, 0], model.expect("y0", points))
+
+
+@pytest.mark.parametrize("criterion", ["surrogate", "squared"])
+@pytest.mark.parametrize("validation", ["folds", "leave-one-out"])
+def test_a_constant_added_to_y_is_added_to_answers(criterion, validation):
+    """Also those far from all rows, which are the mean."""
+    options = {"kernel_x": KX, "criterion": criterion, "validation": validation, "tol": 1e-3}
+    at = np.concatenate([X[:5], [[60.0, 0.0]]])
+    answers = []
+    for level in (0.0, 1000.0):
+        fit = ConditionalMeanEmbedding(**options).fit(X, Y + level, weights=W)
+        value, std = fit.model_.expect("y0", at, return_std=True)
+        held_out = fit.model_.held_out["x"]["y0"]["error"]
+        answers.append((fit.reg_, held_out, value - level, std))
+        assert value[-1] == pytest.approx(np.average(Y[:, 0] + level, weights=W), rel=1e-12)
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
 def refits(reg, weights):
@@ -88,7 +110,7 @@ def refits(reg, weights):
         held = folds == fold
         w, v = weights[~held] / weights[~held].sum(), weights[held] / weights[held].sum()
         plain = dense(Lx[~held], Lx[held], w, reg)
-        error = v @ (plain @ F[~held] - F[held]) ** 2
+        error = v @ (with_all_rows(plain, w) @ F[~held] - F[held]) ** 2
         baseline = v @ (w @ F[~held] - F[held]) ** 2
         # |k_Y(y, .) - mu(x)|^2 with k_Y(y, y) = 1 and the rest projected on the pivots' span.
         mu = plain @ Ly[~held]

@@ -204,12 +204,18 @@ def fitted(table):
     return MulticlassEmbedding(**BRIEF).fit(*table[:2])
 
 
+def with_all_rows(weights, values):
+    """Weighted values, of all rows alike with what the weights lack of one."""
+    return weights @ values + np.outer(1.0 - weights.sum(axis=1), values.mean(axis=0))
+
+
 def test_the_classifier_is_the_dense_embedding_with_the_learned_kernel(fitted, table):
     x, names, points, truth = table
     learned = fitted.search_
     train = LabelledRows(x, np.searchsorted(NAMES, names), np.ones(300))
     gram = learned.kernel(x, x) + 300 * fitted.reg_ * np.eye(300)
-    signed = learned.kernel(points, x) @ np.linalg.solve(gram, np.eye(3)[train.codes])
+    weights = np.linalg.solve(gram, learned.kernel(x, points)).T
+    signed = with_all_rows(weights, np.eye(3)[train.codes])
     np.testing.assert_allclose(fitted.signed_proba(points), signed, atol=2e-3)
     clipped = np.maximum(signed, 0)
     clipped /= clipped.sum(1, keepdims=True)
@@ -234,7 +240,8 @@ def test_probabilities_are_calibrated_by_refits_without_the_fold_of_each_row(fit
         for fold in range(10):
             rest, here = folds != fold, folds == fold
             gram = kernel(x[rest], x[rest]) + rest.sum() * reg * np.eye(rest.sum())
-            signed[here] = kernel(x[here], x[rest]) @ np.linalg.solve(gram, np.eye(3)[codes[rest]])
+            weights = np.linalg.solve(gram, kernel(x[rest], x[here])).T
+            signed[here] = with_all_rows(weights, np.eye(3)[codes[rest]])
         return signed
 
     for reg, loss in zip(fitted.path_.regs[-6:], fitted.path_.losses[-6:], strict=True):

@@ -39,8 +39,11 @@ def rows(n=60, seed=0):
     return x, y
 
 
-def brute_force(x, targets, gram, weights, regs, constant):
-    """Mean loss of refits without each row, in a given basis with values ``gram`` of x."""
+def brute_force(x, targets, gram, weights, regs, constant, *, centred=False):
+    """Mean loss of refits without each row, in a given basis with values ``gram`` of x.
+
+    With ``centred`` of the targets less their means over the other rows.
+    """
     share = weights / weights.sum()
     losses = []
     for reg in regs:
@@ -48,8 +51,9 @@ def brute_force(x, targets, gram, weights, regs, constant):
         for i in np.flatnonzero(share):
             rest = np.where(np.arange(len(x)) == i, 0.0, share)
             normal = (gram * rest[:, None]).T @ gram + reg * np.eye(gram.shape[1])
-            slope = np.linalg.solve(normal, (gram * rest[:, None]).T @ targets)
-            each[i] = ((targets[i] - gram[i] @ slope) ** 2).sum() + constant[i]
+            away = targets - centred * (rest @ targets / rest.sum())
+            slope = np.linalg.solve(normal, (gram * rest[:, None]).T @ away)
+            each[i] = ((away[i] - gram[i] @ slope) ** 2).sum() + constant[i]
         losses.append(share @ each)
     return np.array(losses)
 
@@ -131,16 +135,19 @@ def test_memory_of_the_leave_one_out_pass_is_what_its_cost_states(criterion):
     assert sent <= cost.process
 
 
-def test_leave_one_out_of_squared_errors_of_columns_and_functions():
+@pytest.mark.parametrize("level", [0.0, 1000.0])
+def test_leave_one_out_of_squared_errors_of_columns_and_functions(level):
     x, y = rows()
+    y[:, 1] += level
     fit = ConditionalMeanEmbedding(
         kernel_x=GAUSSIAN, tol=1e-4, validation="leave-one-out", criterion="squared"
     ).fit(x, y, functions=["y0 > 0.5"])
     targets = np.column_stack([y, y[:, 0] > 0.5])
     scaled = targets / targets.std(axis=0) / np.sqrt(3)
     gram = fit.basis_x_.newton(x)
-    expected = brute_force(x, scaled, gram, np.ones(len(x)), REGS, np.zeros(len(x)))
-    np.testing.assert_allclose(fit.path_.losses, expected, rtol=1e-9)
+    none = np.zeros(len(x))
+    expected = brute_force(x, scaled, gram, np.ones(len(x)), REGS, none, centred=True)
+    np.testing.assert_allclose(fit.path_.losses, expected, rtol=1e-8)
 
 
 def test_standard_error_of_the_leave_one_out_loss():
@@ -197,7 +204,8 @@ def test_exact_embeddings_are_the_dense_ones():
     at = rows(20, seed=4)[0]
     weights = np.linalg.solve(GAUSSIAN(x, x) + len(x) * 1e-3 * np.eye(len(x)), GAUSSIAN(x, at))
     names = ["y0", "y1", "square"]
-    dense = weights.T @ np.column_stack([y, y[:, 0] ** 2])
+    values = np.column_stack([y, y[:, 0] ** 2])
+    dense = weights.T @ values + np.outer(1.0 - weights.sum(axis=0), values.mean(axis=0))
     np.testing.assert_allclose(fit.expect(names, at), dense, atol=1e-8)
     # A residual of k(y, y) at rounding, 1e-15, is one of 3e-8 in the functions.
     np.testing.assert_allclose(fit.model_.embedding(at, y), weights.T @ GAUSSIAN(y, y), atol=1e-7)
@@ -377,13 +385,17 @@ def test_truths_of_the_study_of_rates_are_laws():
     np.testing.assert_allclose(fitted, rates.probabilities("finite-rank", x), atol=1e-12)
 
 
-def vector_valued(x, y, weights, reg):
-    """Ridge regression of all columns of y with the operator-valued kernel k(x, z) Id."""
+def vector_valued(x, y, weights, reg, *, centred=False):
+    """Ridge regression of all columns of y with the operator-valued kernel k(x, z) Id.
+
+    With ``centred`` of the columns less their means.
+    """
     share = weights / weights.sum()
+    centre = centred * (share @ y)
 
     def predict(points):
         gram = GAUSSIAN(x, x) + reg * np.diag(1.0 / share)
-        return GAUSSIAN(points, x) @ np.linalg.solve(gram, y)
+        return centre + GAUSSIAN(points, x) @ np.linalg.solve(gram, y - centre)
 
     return predict
 
@@ -402,14 +414,14 @@ def test_all_columns_of_y_share_the_ridge_of_their_joint_loss(criterion):
         kernel_x=GAUSSIAN, kernel_y=kernels.Linear(), tol=1e-12, criterion=criterion, n_folds=5
     ).fit(table, targets, weights=weights)
     at = table[:7]
-    predict = vector_valued(x, y, weights, fit.reg_)
+    predict = vector_valued(x, y, weights, fit.reg_, centred=True)
     np.testing.assert_allclose(fit.predict(at), predict(x[:7]), atol=1e-6)
     assert fit.columns_y.names == ("speed", "height", "range")
     mean = fit.expect(["range", "speed"], at)
     np.testing.assert_allclose(mean, predict(x[:7])[:, [2, 0]], atol=1e-6)
     # mu(x) is the vector itself: its values at unit vectors are its coordinates.
-    embedded = fit.model_.embedding(at, np.eye(3))
-    np.testing.assert_allclose(embedded, predict(x[:7]), atol=1e-6)
+    embedded, plain = fit.model_.embedding(at, np.eye(3)), vector_valued(x, y, weights, fit.reg_)
+    np.testing.assert_allclose(embedded, plain(x[:7]), atol=1e-6)
     folds = fold_of_rows(0, len(x), 5)
     losses = np.zeros(len(fit.path_.regs))
     centre = np.average(y, axis=0, weights=weights)
@@ -417,7 +429,8 @@ def test_all_columns_of_y_share_the_ridge_of_their_joint_loss(criterion):
     for fold in range(5):
         held, share = folds == fold, weights * (folds == fold)
         for i, reg in enumerate(fit.path_.regs):
-            away = y[held] - vector_valued(x[~held], y[~held], weights[~held], reg)(x[held])
+            rest = x[~held], y[~held], weights[~held], reg
+            away = y[held] - vector_valued(*rest, centred=criterion == "squared")(x[held])
             each = np.average(away**2, axis=0, weights=weights[held])
             loss = each.sum() if criterion == "surrogate" else (each / scale).mean()
             losses[i] += share.sum() / weights.sum() * loss
@@ -437,7 +450,7 @@ def test_targets_that_are_features_of_a_kernel_give_its_embedding():
     vectors.fit(x, features.transform(y))
     embedded = ConditionalMeanEmbedding(kernel_y=GAUSSIAN, **options).fit(x, y)
     at, points = rows(6, seed=4)[0], rows(9, seed=5)[1]
-    values = vectors.predict(at) @ features.transform(points).T
+    values = vectors.model_.embedding(at, features.transform(points))
     np.testing.assert_allclose(values, embedded.model_.embedding(at, points), atol=1e-3)
 
 

@@ -408,15 +408,18 @@ def test_relaxed_fits_are_nearer_to_the_dense_embedding(penalty, tmp_path):
 def test_its_model_answers_any_function():
     model = fitted("columns")
     at = np.linspace(-1.5, 1.5, 9)[:, None]
-    weights = KX(at, model.points_x_) @ model.model_.coef
+    plain = KX(at, model.points_x_) @ model.model_.coef
+    lacking = 1.0 - plain.sum(axis=1, keepdims=True)
+    weights = plain + lacking * model.model_.remainder
+    assert np.abs(model.model_.weights(at) - weights).max() < 1e-12
     for f in (lambda y: np.cos(y[:, 0]), lambda y: y[:, 0] * np.abs(y[:, 0])):
         assert np.abs(model.expect(f, at) - weights @ f(model.points_y_)).max() < 1e-12
     pair = model.expect(["y0", "y0 > 0.2"], at)
     assert np.abs(pair[:, 0] - weights @ model.points_y_[:, 0]).max() < 1e-12
     assert np.abs(pair[:, 1] - weights @ (model.points_y_[:, 0] > 0.2)).max() < 1e-12
     assert np.abs(model.predict(at) - pair[:, :1]).max() < 1e-12
-    assert np.abs(model.model_.mass(at) - weights.sum(axis=1)).max() < 1e-12
-    embedded = weights @ KY(model.points_y_, Y[:5])
+    assert np.abs(model.model_.mass(at) - plain.sum(axis=1)).max() < 1e-12
+    embedded = plain @ KY(model.points_y_, Y[:5])
     assert np.abs(model.model_.embedding(at, Y[:5]) - embedded).max() < 1e-12
     vector = model.expect(lambda y: np.hstack([y, y**2, np.cos(y)]), at)
     assert np.abs(vector[:, 2] - weights @ np.cos(model.points_y_[:, 0])).max() < 1e-12
@@ -435,6 +438,28 @@ def test_its_model_answers_any_function():
     assert len(densest.points_y) >= len(model.points_y_)
     near = np.abs(densest.embedding(at, Y[:5]) - model.dense_.embedding(at, Y[:5]))
     assert near.max() < 0.05
+
+
+def test_what_weights_lack_goes_to_points_that_stand_for_all_rows(tmp_path):
+    """Far from the data the mean; a constant added to y is added to answers everywhere."""
+    model = fitted("columns")
+    points, v = model.points_y_, model.model_.remainder
+    # Its mean embedding is the nearest one to that of all rows, by the conditions of optimality.
+    slope = KY(points, points) @ v - KY(points, Y).mean(axis=1)
+    assert v.min() >= 0.0
+    assert v.sum() == pytest.approx(1.0, abs=1e-12)
+    assert np.ptp(slope[v > 0.0]) < 1e-6
+    assert slope.min() > slope[v > 0.0].mean() - 1e-6
+    assert model.predict([[1e3]])[0] == pytest.approx(v @ points[:, 0], abs=1e-12)
+    assert abs(v @ points[:, 0] - Y.mean()) < 0.05 * Y.std()
+    moved = fitted("columns", data=(X, Y + 1000.0))
+    assert np.abs(moved.predict(X[:9]) - model.predict(X[:9]) - 1000.0).max() < 1e-6
+    old = replace(model.model_, remainder=None)  # as files of earlier versions are read
+    old.save(tmp_path / "m.zarr")
+    again = load(tmp_path / "m.zarr")
+    assert again.to_state().schema_version == 1
+    plain = KX(X[:9], model.points_x_) @ old.coef @ points[:, 0]
+    assert np.abs(again.predict(X[:9]) - plain).max() < 1e-12
 
 
 def test_one_pass_reads_every_chunk_once(tmp_path):

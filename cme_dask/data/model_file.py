@@ -19,7 +19,7 @@ from cme_dask.errors import StoreError
 
 Array = Any
 
-KIND, SCHEMA_VERSION = "model", 4
+KIND, SCHEMA_VERSION = "model", 5
 
 OUTPUT = stored(KIND)
 """What a saved model is, among outputs."""

@@ -29,13 +29,17 @@ EXACT_ROWS = 5_000
 class ConditionalMeanEmbedding(EmbeddingEstimator):
     r"""Conditional mean embedding of Y given X (joint paper, (42)).
 
-    .. math:: \mathrm E[f(Y) | x] = \psi_X(x)^T (\mathrm{diag}(\lambda_X) + r)^{-1}
-              \mathrm E[\psi_X f(Y)]
+    .. math:: \mathrm E[f(Y) | x] = \mathrm E f + \psi_X(x)^T (\mathrm{diag}(\lambda_X) + r)^{-1}
+              \mathrm E[\psi_X (f(Y) - \mathrm E f)]
 
-    is kernel ridge regression of f(Y) on x in the span of m kernel functions, lambda = n r. One
-    pass over the data makes the moments of x and of f, per fold; every fold and ridge of the
-    cross-validation follows from them. The answers are signed, and E[1 | x] is not 1: laws come
-    from :class:`JointDistribution`.
+    is kernel ridge regression of f(Y) on x, about its mean, in the span of m kernel functions,
+    lambda = n r. One pass over the data makes the moments of x and of f, per fold; every fold and
+    ridge of the cross-validation follows from them. The answers are signed: laws come from
+    :class:`JointDistribution`.
+
+    The paper has no mean: its weights of rows have the sum :meth:`EmbeddingModel.mass`, and what
+    they lack of one, all rows have alike here. So a constant added to y is added to predictions,
+    which far from the data tend to the mean. The embedding mu(x) itself is the paper's.
 
     Parameters
     ----------

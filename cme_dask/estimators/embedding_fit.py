@@ -277,12 +277,9 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         )
         # T is orthogonal: slopes on N_X become those on psi_X = T^T N_X.
         of_x, of_y = psi_x.transform.T, psi_y.transform.T
+        constant, slope = embedding.answers(mean)
         answers = ConditionalExpectation(
-            y.names,
-            np.zeros(len(y.names)),
-            of_x @ embedding.functions(mean),
-            replicates.constant,
-            replicates.slope,
+            y.names, constant, of_x @ slope, replicates.constant, replicates.slope
         )
         errors = mean.trace_error
         model = EmbeddingModel(

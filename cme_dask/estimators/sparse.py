@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from cme_dask.config import ACCURACY, N_FOLDS, SAMPLE_SIZE
 from cme_dask.data.sample import Sample
@@ -295,9 +296,28 @@ def _model(path: SparsePath, position: int, dense: EmbeddingModel) -> SparseMode
         "distance": float(path.distances[position] / path.dense_distance),
         "candidates": list(coef.shape),
     }
+    mean = dense.moment_sums().means().means["y"]
     return SparseModel(
         replace(dense.x, basis=dense.x.basis.on_pivots(rows)),
         replace(dense.y, basis=dense.y.basis.on_pivots(columns)),
         np.ascontiguousarray(coef[np.ix_(rows, columns)]),
         dense.about | about,
+        _nearest_law(dense.y.basis.newton.factor[columns], mean),
     )
+
+
+def _nearest_law(newton: Array, mean: Array) -> Array:
+    """Weights >= 0 of sum one of points whose mean embedding is nearest to that of all rows.
+
+    Parameters
+    ----------
+    newton
+        N_Y at the points, shape (k, m).
+    mean
+        E N_Y over all rows, shape (m,).
+    """
+    if not len(newton):
+        return np.zeros(0)
+    heavy = 1e4 * np.linalg.norm(newton, axis=1).max()  # of the sum of the weights
+    weights, _ = nnls(np.vstack([newton.T, np.full(len(newton), heavy)]), np.append(mean, heavy))
+    return np.asarray(weights / weights.sum())

@@ -33,7 +33,6 @@ from cme_dask.numerics.crossval import joint_loss
 from cme_dask.numerics.embedding import (
     ConditionalEmbedding,
     check_ridges,
-    function_moments,
     held_out_curve,
     surrogate_loss,
 )
@@ -352,9 +351,7 @@ class TransferOperator(Estimator):
         moments, (x, y) = measured.moments, measured.sides
         mean, (reg, path) = moments.means(), self._ridge(moments)
         embedding = ConditionalEmbedding.of(mean, reg)
-        averages = mean.means["f(y)"]
-        target = function_moments(mean) - np.outer(mean.means["x"], averages)
-        matrix, slope = embedding.operator(mean), embedding.slope(target)
+        matrix, (averages, slope) = embedding.operator(mean), embedding.answers(mean)
         if self.rank is not None:
             projection = reduced_rank(mean, reg, self.rank)
             matrix, slope = projection @ matrix, projection @ slope

@@ -69,7 +69,7 @@ class LinearEmbedding(PairModel):
         return float(self.about["reg"])
 
     def mass(self, X: Any) -> FloatArray:
-        """E[1 | x], shape (n,): 1 for a law; here less where data are few.
+        """Sum of the weights of rows in mu(x), shape (n,): 1 for a law, less where data are few.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class LinearEmbedding(PairModel):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EmbeddingModel(LinearEmbedding):
-    """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], with E[f | x] = psi_X(x)^T slope.
+    """Conditional mean embedding mu(x) = E[k_Y(., Y) | x], and E[f | x] = a + psi_X(x)^T slope.
 
     Made by :class:`cme_dask.ConditionalMeanEmbedding` or :func:`cme_dask.load`; needs neither data
     nor Dask.
@@ -275,9 +275,10 @@ class EmbeddingModel(LinearEmbedding):
     def expect(
         self, f: str | Sequence[str] | None = None, X: Any = None, *, return_std: bool = False
     ) -> FloatArray | tuple[FloatArray, FloatArray]:
-        """E[f(Y) | X = x] = psi_X(x)^T (diag(lam_X) + r)^-1 E[psi_X f].
+        """E[f(Y) | X = x] = E f + psi_X(x)^T (diag(lam_X) + r)^-1 E[psi_X (f - E f)].
 
-        Signed: an event's answer may leave [0, 1], and E[1 | x] is not 1, see :meth:`mass`.
+        Signed: an event's answer may leave [0, 1]. What the embedding's weights lack of one, see
+        :meth:`mass`, all rows have alike.
 
         Parameters
         ----------

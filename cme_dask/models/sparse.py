@@ -1,12 +1,13 @@
 """The fitted sparse embedding, a signed measure on few points, and the path it was chosen from."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
 import numpy as np
 
-from cme_dask.codec import Shape
+from cme_dask.codec import Later, Shape
+from cme_dask.data.model_file import ModelState
 from cme_dask.display import brief_repr, missing_lines, passes
 from cme_dask.errors import DataError
 from cme_dask.models.embedding import EmbeddedVariable, LinearEmbedding
@@ -21,6 +22,7 @@ from cme_dask.models.points import (
 )
 
 Array = Any
+_REMAINDER = 5  # schema version of files with weights that stand for all rows
 Function = str | Callable[[Array], Array]
 """A column or an event of y by its text, or a function of rows (n, d_Y)."""
 
@@ -121,8 +123,10 @@ class SparsePath:
 class SparseModel(LinearEmbedding):
     r"""Sparse conditional mean embedding: a signed measure on few points of y.
 
-    .. math:: \mathrm E[f(Y) | x] = \sum_j w_j(x) f(y_j), \quad
+    .. math:: \mathrm E[f(Y) | x] = \sum_j (w_j(x) + (1 - \sum_l w_l(x)) v_j) f(y_j), \quad
               w_j(x) = \sum_i M_{ij} k_X(x_i, x)
+
+    where weights v >= 0 of sum one stand for all rows: these have alike what w lacks of one.
 
     Made by :class:`cme_dask.SparseEmbedding` or :func:`cme_dask.load`; needs neither data nor Dask.
 
@@ -134,6 +138,8 @@ class SparseModel(LinearEmbedding):
         M at the retained points, shape (k_X, k_Y).
     about
         What it was fitted on and how.
+    remainder
+        v, shape (k_Y,); None in files of earlier versions, whose answers lack it.
     """
 
     _made_by = "SparseEmbedding"
@@ -142,6 +148,7 @@ class SparseModel(LinearEmbedding):
     y: EmbeddedVariable
     coef: Annotated[Array, Shape("x.basis.newton.rank", "y.basis.newton.rank")]
     about: dict[str, Any]
+    remainder: Annotated[Array | None, Shape("y.basis.newton.rank"), Later()] = None
 
     @property
     def points_x(self) -> Array:
@@ -192,11 +199,11 @@ class SparseModel(LinearEmbedding):
                 f"functions of one call must have values of one shape, got {widths}: "
                 "ask for them one by one"
             )
-        result = self._products(X, np.tensordot(self.coef, np.stack(values, axis=1), 1))
+        result = self._sums(X, np.stack(values, axis=1))
         return result[:, 0] if single else result
 
     def weights(self, X: Any) -> FloatArray:
-        """Signed weights w(x) of the points ``points_y``, shape (n, k_Y).
+        """Signed weights of the points ``points_y``, of sum one, shape (n, k_Y).
 
         Parameters
         ----------
@@ -210,7 +217,18 @@ class SparseModel(LinearEmbedding):
         """
         if is_out_of_core(X):
             return cast(FloatArray, lazy_answers().lazy_method(self, "weights", X, self.x))
-        return self._products(X, self.coef)
+        return self._sums(X, np.eye(len(self.points_y)))
+
+    def _sums(self, X: Any, values: Array) -> FloatArray:
+        """Weighted sums of values at ``points_y``, shapes (n, ...) and (k_Y, ...)."""
+        mean = 0.0 if self.remainder is None else np.tensordot(self.remainder, values, 1)
+        return mean + self._products(X, np.tensordot(self.coef, values - mean, 1))
+
+    def to_state(self) -> ModelState:
+        """Plain arrays and JSON values."""
+        version = 1 if self.remainder is None else _REMAINDER
+        state = super().to_state()
+        return replace(state, schema_version=max(state.schema_version, version))
 
     def _features(self, points: Array) -> Array:
         return self.x.basis.newton.kernel(points, self.points_x)

@@ -39,7 +39,8 @@ class ConditionalEmbedding:
               = \sum_i f(y_i) [(K_X + n r)^{-1} k_X(X, x)]_i
 
     with the kernel that the basis spans, L L^T, as K_X: the two forms are equal. Its weights are
-    signed, and neither they nor E[1 | x] add up to one.
+    signed, and their sum, E[1 | x], is not one. :meth:`answers` gives all rows alike what it lacks:
+    else answers would be off by a share of f's own level.
 
     Attributes
     ----------
@@ -72,9 +73,18 @@ class ConditionalEmbedding:
         """(S_XX + r)^-1 E[N_X f], shape (m, q), of E[N_X f], (m, q): E[f | x] = N_X(x)^T slope."""
         return np.asarray(self.transform @ (self.shrunk[:, None] * (self.transform.T @ target)))
 
+    def answers(self, mean: Moments) -> tuple[Array, Array]:
+        """Of the columns and declared functions of y the constant, (q,), and the slopes, (m, q).
+
+        They are ``E f + N_X(x)^T (S_XX + r)^-1 E[N_X (f - E f)]``, that is
+        ``E[f | x] + (1 - E[1 | x]) E f``: a constant added to f is added to the answer.
+        """
+        return mean.means["f(y)"], self.slope(function_moments(mean))
+
     def functions(self, mean: Moments) -> Array:
-        """Slopes of the columns and declared functions of y, shape (m, q)."""
-        return self.slope(function_moments(mean))
+        """Slopes of E[f | x] of the columns and declared functions of y as printed, (m, q)."""
+        constant, slope = self.answers(mean)
+        return slope + np.outer(self.one(mean), constant)
 
     def one(self, mean: Moments) -> Array:
         """Slope of E[1 | x], shape (m,): a law would answer with one."""
@@ -241,13 +251,12 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
         As in :func:`surrogate_loss`.
     """
     transform, lam = eigenbasis(rest.blocks["x", "x"])
-    target = transform.T @ function_moments(rest)
-    none = np.zeros(target.shape[1])
+    target, constant = transform.T @ function_moments(rest), rest.means["f(y)"]
     variance = variances((rest, held), "y")
     varies = variance > 0.0
     losses = []
     for shrunk in inverse_eigenvalues(lam, regs).T:
-        error = held.squared_error("x", "y", none, transform @ (shrunk[:, None] * target))
+        error = held.squared_error("x", "y", constant, transform @ (shrunk[:, None] * target))
         losses.append((error[varies] / variance[varies]).sum() / max(varies.sum(), 1))
     return np.array(losses)
 
@@ -262,9 +271,8 @@ def embedding_replicates(moments: MomentSums, reg: float) -> Replicates:
     reg
         The ridge.
     """
-    none = np.zeros(len(moments.shifts[1]))
     refits = (
-        (rest, held, [(none, ConditionalEmbedding.of(rest, reg).functions(rest))])
+        (rest, held, [ConditionalEmbedding.of(rest, reg).answers(rest)])
         for rest, held in moments.split_folds()
     )
     return replicates(refits, moments)[0]
@@ -287,13 +295,13 @@ def refits_at(moments: MomentSums, newton: Array, folds: Array) -> Callable[[flo
         rest, here = moments.means(without=fold), np.flatnonzero(folds == fold)
         transform, lam = eigenbasis(rest.blocks["x", "x"])
         target = transform.T @ function_moments(rest)
-        parts.append((here, newton[here] @ transform, lam, target))
+        parts.append((here, newton[here] @ transform, lam, target, rest.means["f(y)"]))
 
     def at(reg: float) -> Array:
         result = np.zeros((len(newton), parts[0][3].shape[1]))
-        for here, features, lam, target in parts:
+        for here, features, lam, target, constant in parts:
             shrunk = inverse_eigenvalues(lam, np.array([reg]))
-            result[here] = features @ (shrunk * target)
+            result[here] = constant + features @ (shrunk * target)
         return result
 
     return at
@@ -317,7 +325,7 @@ class EmbeddingChange:
     def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
-        means = np.concatenate([safe.means["f(y)"], [1.0]])
+        means = np.append(safe.means["f(y)"], 1.0)
         spread = np.sqrt(np.append(np.diag(safe.blocks["f(y)", "f(y)"]), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
@@ -330,12 +338,14 @@ class EmbeddingChange:
 
     def _answers(self, mean: Moments) -> Array:
         model = ConditionalEmbedding.of(mean, self.reg)
-        return self.newton @ np.column_stack([model.functions(mean), model.one(mean)])
+        constant, slope = model.answers(mean)
+        return np.column_stack([constant + self.newton @ slope, self.newton @ model.one(mean)])
 
 
 def function_moments(mean: Moments) -> Array:
-    """E[N_X f^T] of the functions of y, shape (m, q)."""
-    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.means["x"], mean.shifts["y"]))
+    """E[N_X (f - E f)^T] of the functions of y, shape (m, q)."""
+    shift = mean.shifts["y"] - mean.means["f(y)"]
+    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.means["x"], shift))
 
 
 def inverse_eigenvalues(lam: Array, regs: Array) -> Array:

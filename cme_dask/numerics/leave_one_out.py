@@ -38,14 +38,16 @@ class KernelSections:
 
 @dataclass(frozen=True, eq=False)
 class ScaledFunctions:
-    """The columns and functions of y times factors, shape (q,)."""
+    """The columns and functions of y less their means, times factors, shapes (q,)."""
 
     block: FeatureBlock
+    means: Array
     factors: Array
 
     def __call__(self, y: Array) -> tuple[Array, Array]:
         """Scaled values, and no constant."""
-        return np.hstack([*self.block.values(y)]) * self.factors, np.zeros(len(y))
+        centred = np.hstack([*self.block.values(y)]) - self.means
+        return centred * self.factors, np.zeros(len(y))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,9 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
     where p_i is the share of row i of the weight. Each term is the loss at row i of the fit without
     row i, with the same bases and the same penalty n r |C|^2 on the sum of squares. The result has
     shapes (R,) and (R,).
+
+    Of functions F less their means, whose means without row i are others, the residual is less by
+    ``F(y_i) (1 - m_i) p_i / (1 - p_i)``, m_i the fitted E[1 | x_i].
 
     Parameters
     ----------
@@ -74,6 +79,8 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
         Ridges, shape (R,).
     weight
         Sum of the weights of all rows.
+    one
+        E[psi_X], shape (k,), where F is less its means; else None.
 
     Notes
     -----
@@ -88,6 +95,7 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
     operator: Array
     regs: Array
     weight: float
+    one: Array | None = None
     name = "leave-one-out"
     on_device = False
 
@@ -115,10 +123,14 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
                 x, y, share = x[positive], y[positive], strip.weights[here][positive] / self.weight
             psi = self.basis(x) @ self.transform
             target, constant = self.targets(y)
+            others = np.divide(share, 1.0 - share, out=np.zeros(len(share)), where=share < 1.0)
             rests = 1.0 - share[:, None] * (psi**2 @ inverses)
             for sum_, inverse, rest in zip(sums.T, inverses.T, rests.T, strict=True):
                 residual = psi @ (inverse[:, None] * self.operator)
                 residual -= target
+                if self.one is not None:
+                    lacking = 1.0 - psi @ (inverse * self.one)
+                    residual -= (lacking * others)[:, None] * target
                 square = np.einsum("ij,ij->i", residual, residual)
                 loss = np.full(len(x), np.inf)
                 np.divide(square, rest**2, out=loss, where=rest > 0.0)
@@ -154,6 +166,7 @@ def leave_one_out(
     (x, y), mean = sides, moments.means()
     transform, eigenvalues = eigenbasis(mean.blocks["x", "x"])
     targets: Targets
+    one = None
     if criterion == "surrogate":
         targets, cross = KernelSections(y.basis), mean.blocks["y", "x"].T
     else:
@@ -161,6 +174,7 @@ def leave_one_out(
         varies = variance > 0.0
         count = max(int(varies.sum()), 1)
         factors = np.where(varies, 1.0 / np.sqrt(count * np.where(varies, variance, 1.0)), 0.0)
-        targets, cross = ScaledFunctions(y, factors), function_moments(mean) * factors
+        targets = ScaledFunctions(y, mean.means["f(y)"], factors)
+        cross, one = function_moments(mean) * factors, transform.T @ mean.means["x"]
     cross = transform.T @ cross
-    return LeaveOneOut(x.basis, transform, eigenvalues, targets, cross, regs, mean.weight)
+    return LeaveOneOut(x.basis, transform, eigenvalues, targets, cross, regs, mean.weight, one)
