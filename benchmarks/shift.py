@@ -120,7 +120,9 @@ def _errors(
         samples["true ratio"] = open_sample(x, y, weights=true)
     result = {}
     for name, rows in samples.items():
-        fit = ConditionalMeanEmbedding(kernel_x=kernel, kernel_y=_Y, tol=tol).fit(rows, **_HERE)
+        fit = ConditionalMeanEmbedding(
+            kernel_x=kernel, kernel_y=_Y, tol=tol, criterion="surrogate"
+        ).fit(rows, **_HERE)
         error = np.sqrt(((fit.predict(at).reshape(seen.shape) - seen) ** 2).mean())
         result[name] = {"error": float(error)}
     result["reweighted"] |= {"effective": report.effective, "refused": refused}

@@ -100,7 +100,9 @@ ESTIMATORS = {
     "embedding, squared": lambda: ConditionalMeanEmbedding(
         criterion="squared", max_rank=30, sample_size=400
     ),
-    "embedding, surrogate": lambda: ConditionalMeanEmbedding(max_rank=30, sample_size=400),
+    "embedding, surrogate": lambda: ConditionalMeanEmbedding(
+        criterion="surrogate", max_rank=30, sample_size=400
+    ),
     "sparse": lambda: SparseEmbedding(max_rank=20, sample_size=400, n_gammas=4, gap=1e-4),
     "logistic": lambda: KernelLogisticRegression(GAUSS, tol=TOL, gradient_tol=0.05),
     "joint classifier": lambda: JointClassifier(

@@ -352,10 +352,10 @@ class JointClassifier(GrowingClassifier, JointDistribution):  # type: ignore[mis
 class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type: ignore[misc]
     r"""Classifier by the conditional mean embedding of a label.
 
-    :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed
-    and need not add up to one; ``predict_proba`` gives the nearest probabilities (Euclidean
-    projection onto the simplex), which have the same order, mixed with one more row that is shared
-    evenly among the labels, as in :class:`JointClassifier`: so they are positive.
+    :math:`P(Y = c | x) = \mathrm E[1\{Y = c\} | x]` of :class:`ConditionalMeanEmbedding` is signed;
+    ``predict_proba`` gives the nearest probabilities (Euclidean projection onto the simplex), which
+    have the same order, mixed with one more row that is shared evenly among the labels, as in
+    :class:`JointClassifier`: so they are positive.
 
     Parameters
     ----------
@@ -369,6 +369,8 @@ class EmbeddingClassifier(GrowingClassifier, ConditionalMeanEmbedding):  # type:
     classes_ : (K,) array
         The labels, ascending; of a store in the order of its codes.
     """
+
+    _default_criterion = "surrogate"
 
     def signed_proba(self, X: Any) -> FloatArray:
         """The estimates as they are, shape (n, K): they may be negative.

@@ -60,9 +60,10 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         in the number n of rows, 0.1 E k_X(X, X) times n^(-1/2) or (log n / n)^(2/3), with the rates
         of convergence of Grünewälder et al. (2012, section 4) for kernels of finite rank, and of
         eigenvalues that fall as i^-2.
-    criterion : {"surrogate", "squared"}
-        That loss: :math:`\mathrm E|k_Y(Y, \cdot) - \mu(X)|^2` (Grünewälder et al. 2012), or
-        the squared error of y's columns and declared functions, each over its variance.
+    criterion : {"squared", "surrogate"}, optional
+        That loss: the squared error of y's columns and declared functions, each over its variance,
+        or :math:`\mathrm E|k_Y(Y, \cdot) - \mu(X)|^2` (Grünewälder et al. 2012). Default: the
+        squared error, and where y holds labels the other one.
     validation : {"folds", "leave-one-out"}
         The rows that a fit has not seen: those of each fold, without another pass, or each row
         alone, in a second pass.
@@ -119,7 +120,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         tol: float | None = None,
         max_rank: int | None = None,
         reg: float | Sequence[float] | str | None = None,
-        criterion: str = "surrogate",
+        criterion: str | None = None,
         validation: str = "folds",
         method: str = "pivots",
         pivots: Any = "sampled",
@@ -166,6 +167,8 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:
         sample = super()._open(X, Y, weights)
+        labels = any(sample.columns[1].categorical)
+        self._default_criterion = "surrogate" if labels else "squared"
         if self.method == "exact" and sample.n_rows > EXACT_ROWS:
             raise DataError(
                 f"method='exact' takes at most {EXACT_ROWS:,} rows, got {sample.n_rows:,}: take "
@@ -207,7 +210,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
 
     def _left_out(self, moments: MomentSums, sides: Sequence[FeatureBlock]) -> LeaveOneOut:
         with one_blas_thread():
-            return leave_one_out(moments, sides, self.criterion, self._regs)
+            return leave_one_out(moments, sides, self._criterion, self._regs)
 
     def _planned(self, context: FitContext, *_: Any) -> FitPlan:
         if not self._leaves_one_out:
@@ -224,7 +227,7 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
         columns, ridges = len(sample.columns[1].names), len(self._regs)
 
         def flops(ranks: Sequence[float]) -> float:
-            targets = ranks[1] if self.criterion == "surrogate" else columns
+            targets = ranks[1] if self._criterion == "surrogate" else columns
             return left_out_flops(ranks[0], targets, ridges)
 
         return steps | {"left_out": flops}

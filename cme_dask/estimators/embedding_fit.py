@@ -62,7 +62,8 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
     _learned = ("kernel_x",)
     _kernels = {"kernel_x": "x", "kernel_y": "y"}  # noqa: RUF012 - never changed
     reg: float | Sequence[float] | str | None
-    criterion: str
+    criterion: str | None
+    _default_criterion = "squared"
     n_folds: int
 
     @with_run_options
@@ -181,7 +182,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
 
     def _check(self) -> None:
         super()._check()
-        check_choice("criterion", self.criterion, CRITERIA)
+        check_choice("criterion", self._criterion, CRITERIA)
         if isinstance(self.reg, str):
             if self.reg not in SCHEDULES:
                 raise DataError(
@@ -192,6 +193,10 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             raise DataError("reg holds no ridge: give one or more, or leave reg out")
         if self._compares and self.n_folds < 2 and not self._leaves_one_out:
             raise DataError("the ridge is chosen on held-out folds: give a ridge, or n_folds >= 2")
+
+    @property
+    def _criterion(self) -> str:
+        return self._default_criterion if self.criterion is None else self.criterion
 
     @property
     def _compares(self) -> bool:
@@ -217,7 +222,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             context.kernels[1],
             context.sample.columns[0].categorical,
             values - rows.importance @ values,
-            criterion=self.criterion,
+            criterion=self._criterion,
             regs=self._regs,
             tol=context.pivots[0].tol,
             callback=context.progress,
@@ -233,7 +238,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
 
     def _losses(self, measured: Measured) -> tuple[Array, Array]:
         """Held-out losses of the ridges that are compared, and their standard errors."""
-        return held_out_curve(measured.moments, LOSSES[self.criterion], self._regs)
+        return held_out_curve(measured.moments, LOSSES[self._criterion], self._regs)
 
     def _path(self, measured: Measured) -> RidgePath | None:
         if not self._compares:
@@ -241,7 +246,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
         losses, errors = self._losses(measured)
         best = int(losses.argmin())
         validation = "leave-one-out" if self._leaves_one_out else "folds"
-        return RidgePath(self._regs, losses, errors, validation, self.criterion, best)
+        return RidgePath(self._regs, losses, errors, validation, self._criterion, best)
 
     def _given_ridge(self, moments: MomentSums) -> float:
         """The ridge where none are compared."""
