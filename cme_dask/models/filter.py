@@ -22,7 +22,7 @@ from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.operators import Operator, Reweighting
-from cme_dask.models.points import FloatArray, Labels, query_points
+from cme_dask.models.points import FloatArray, Labels, gathered, query_points
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
@@ -204,6 +204,7 @@ class FilterModel(Model):
             On wrong columns, rows of which a part is NaN, other numbers of rows or sequences, or
             embeddings in another space.
         """
+        Y = gathered(Y)
         rows = self._rows(Y)
         sequences = _Sequences.of(group, len(rows))
         before = self._start(previous, sequences.count)

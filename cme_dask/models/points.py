@@ -22,6 +22,7 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
+    is_dask_frame,
     is_data_array,
     is_dataset,
     recorded_units,
@@ -235,6 +236,14 @@ class QueriedVariable(Protocol):
         """Functions of the points: their kernel pools labels or does not."""
 
 
+def gathered(values: Any) -> Any:
+    """A Dask DataFrame or Series as one of pandas, computed now; other values as they are.
+
+    NumPy would make an array of it, which has no names of columns.
+    """
+    return values.compute() if is_dask_frame(values) else values
+
+
 def query_points(
     values: Any,
     variable: QueriedVariable | Columns,
@@ -246,8 +255,8 @@ def query_points(
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
     Missing values of columns that the fit filled in are filled in here, too. Tables are those of
-    pandas, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names. Of
-    several columns, a Series of pandas is one row, by name. Labels of categorical columns become
+    pandas, Dask, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names.
+    Of several columns, a Series of pandas is one row, by name. Labels of categorical columns become
     codes. A numeric array holds codes; in tables, and in rows with text, a number is a label where
     labels of the column are numbers, and a code elsewhere.
 
@@ -283,7 +292,7 @@ def query_points(
     names = given.names
     parts = None
     if type(values) is not np.ndarray:
-        values = unmasked(values)
+        values = gathered(unmasked(values))
         given.check_units(Columns(names, recorded_units(values, names)))
         parts = _table_columns(values, given, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
@@ -532,7 +541,7 @@ def threshold_values(t: Any, columns: Columns) -> Array:
     DataError
         If they are no numbers, or a table in other units than the columns.
     """
-    t = unmasked(t)
+    t = gathered(unmasked(t))
     columns.check_units(Columns(columns.names, recorded_units(t, columns.names)))
     try:
         parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None

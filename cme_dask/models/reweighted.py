@@ -13,7 +13,7 @@ from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.points import Labels, query_points
+from cme_dask.models.points import Labels, gathered, query_points
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law
 
@@ -166,6 +166,7 @@ class ReweightedModel(Model, _JointLaw):
             raise DataError("conditional takes points of one variable: X=... or Y=...")
         if Y is None:
             return cast(ConditionalLaw, self.model.conditional(X, functions=functions))
+        Y = gathered(Y)
         points = query_points(Y, self.y, "Y")
         return ConditionalLaw(
             self,  # type: ignore[arg-type]

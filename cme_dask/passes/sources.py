@@ -20,6 +20,7 @@ from cme_dask.data.arrow import (
     dataset_frame,
     frame_values,
     is_arrow,
+    is_dask_frame,
     is_data_array,
     is_dataset,
     is_number,
@@ -41,11 +42,6 @@ from cme_dask.numerics.labels import missing_labels
 Array = Any
 
 _MOST_LABELS = 10_000  # of one column
-
-
-def is_dask_frame(value: Any) -> bool:
-    """Whether this is a DataFrame or a Series of Dask."""
-    return hasattr(value, "dask") and hasattr(value, "map_partitions")
 
 
 @dataclass(frozen=True)
