@@ -41,11 +41,12 @@ class FilteredVariable:
 
     Attributes
     ----------
-    columns, cells
-        Its columns, and the cells of the rows of the fit.
+    columns, basis, cells
+        Its columns, its basis, and the cells of the rows of the fit.
     """
 
     columns: Columns
+    basis: NewtonBasis
     cells: CellStatistics
 
 
@@ -256,7 +257,7 @@ class FilterModel(Model):
     @property
     def y(self) -> FilteredVariable:
         """The state."""
-        return FilteredVariable(self.columns, self.cells)
+        return FilteredVariable(self.columns, self.basis, self.cells)
 
     def law(self, reverse: bool = False) -> CellLaw:
         """Laws of the state by rows of :class:`StateLaw`."""
