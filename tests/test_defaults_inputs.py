@@ -334,6 +334,35 @@ def test_columns_of_dask_frames_in_memory_are_taken_by_name():
     assert moved.conditional(Y=lazy).mean().index.tolist() == list(range(20, 29))
 
 
+def test_datasets_in_chunks_are_points_and_observations():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 120))
+    columns = {"b": b, "a": a, "q": b + a, "p": a - b}
+    data = xr.Dataset({name: ("time", values) for name, values in columns.items()})
+    data["a"].attrs["units"] = "K"
+    x, y, chunked = data[["a", "b"]], data[["p", "q"]], data.chunk(time=50)
+    quick = {"kernel_x": Gaussian(1.0), "kernel_y": Gaussian(2.0), "tol": 1e-2, "reg": 1e-2}
+    fit = JointDistribution(**quick, residual=False).fit(x, y)
+    lazily = clone(fit).fit(chunked[["a", "b"]], chunked[["p", "q"]], scheduler="synchronous")
+    assert lazily.columns_x == fit.columns_x
+    assert lazily.columns_x.units == {"a": "K"}
+    assert_allclose(lazily.predict(x), fit.predict(x))
+    # What stands beside the columns may have another shape.
+    table, memory = chunked.assign(m=(("time", "level"), np.ones((120, 2)))), fit.conditional(x)
+    law = fit.conditional(table)
+    assert_allclose(fit.predict(table), fit.predict(x))
+    assert_allclose(law.crps(table), memory.crps(y))
+    assert_allclose(law.pdf(table, paired=True), memory.pdf(y, paired=True))
+    assert_allclose(law.cdf(table, paired=True), memory.cdf(y, paired=True))
+    one = law.cdf(table, column="q", paired=True)
+    assert_allclose(one, memory.cdf(y["q"], column="q", paired=True))
+    assert_allclose(fit.conditional(Y=table).mean(), fit.conditional(Y=y).mean())
+    sample = open_sample(table, x_columns=["a", "b"])
+    assert_allclose(fit.conditional(sample).mean(), memory.mean())
+    with pytest.raises(DataError, match="X lacks the column 'b', and has others: 'q', 'p'"):
+        fit.conditional(chunked.drop_vars("b"))
+
+
 def test_truth_values_stand_beside_floats_and_alone():
     quick = JointDistribution(kernel_x="median", kernel_y="median", reg=1e-3, residual=False)
     one = clone(quick).fit(FRAME[FEW], FRAME["dust"])
