@@ -257,7 +257,7 @@ def query_points(
     Missing values of columns that the fit filled in are filled in here, too. Tables are those of
     pandas, Dask, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names.
     Of several columns, a Series of pandas is one row, by name. Labels of categorical columns become
-    codes. A numeric array holds codes; in tables, and in rows with text, a number is a label where
+    codes. A numeric array holds codes; in tables and in lists of rows, a number is a label where
     labels of the column are numbers, and a code elsewhere.
 
     Parameters
@@ -298,7 +298,7 @@ def query_points(
     if parts is None:  # rows: numbers or, with labels among them, objects
         try:
             own = np.asarray(values).dtype
-            numeric = not given.categories or own.kind in "biuf"
+            numeric = not given.categories or (own.kind in "biuf" and _holds_codes(values))
             points = np.array(values, dtype=np.float64 if numeric else object)
         except (TypeError, ValueError) as error:
             raise DataError(f"{name} must be numeric: {error}") from error
@@ -396,6 +396,13 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
             for key, each in zip(names, series, strict=True)
         ]
     return None
+
+
+def _holds_codes(rows: Any) -> bool:
+    """Whether numbers are codes of labels, as in arrays and in lists of them."""
+    if isinstance(rows, (list, tuple)):
+        return any(isinstance(row, np.ndarray) for row in rows)
+    return hasattr(rows, "__array__")
 
 
 def _cells(values: Any, labelled: bool) -> Array:
