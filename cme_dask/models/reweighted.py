@@ -13,7 +13,7 @@ from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.points import Labels, gathered, query_points
+from cme_dask.models.points import FloatArray, Labels, gathered, query_points
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law
 
@@ -214,6 +214,10 @@ class _MarginalLaw(ConditionalLaw):
     """A law at one point, whose value does not matter."""
 
     _given_columns = None
+
+    def effective_support(self) -> FloatArray:
+        """1, shape (1,): the law depends on no point that could be far from the data."""
+        return np.ones(self.n)
 
 
 @dataclass(frozen=True, eq=False)
