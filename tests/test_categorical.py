@@ -183,7 +183,9 @@ def points_of(values, columns, kernel):
         np.array([["Tiantan", "20.5", "12"], ["Dongsi", "-3", "1"]]),
         np.array(EXPECTED),
         np.array(EXPECTED, dtype=np.float32),
-        EXPECTED,
+        [*np.array(EXPECTED)],
+        [[1.0, 20.5, 12], [0.0, -3.0, 1]],
+        ((1, 20.5, 12.0), (0, -3.0, 1.0)),
     ],
 )
 @pytest.mark.parametrize("kernel", [POOLS, REFUSES])
@@ -195,7 +197,7 @@ def test_labels_become_codes(values, kernel):
 
 def test_single_points():
     one = {"station": "Tiantan", "temp": 20.5, "month": 12}
-    for values in (one, ["Tiantan", 20.5, "12"], EXPECTED[0]):
+    for values in (one, ["Tiantan", 20.5, "12"], [1, 20.5, 12], np.array(EXPECTED[0])):
         np.testing.assert_array_equal(points_of(values, MIXED, POOLS), EXPECTED[:1])
     station = MIXED.only(["station"])
     for values in (["Tiantan", "Dongsi"], np.array([1, 0]), pd.Series(["Tiantan", "Dongsi"])):
@@ -259,6 +261,8 @@ def test_numbers_in_columns_are_labels_where_labels_are_numbers(labels, numbers)
         np.testing.assert_array_equal(points_of(values, columns, REFUSES), [[2.0], [0.0]])
     with pytest.raises(DataError, match=r"column 'month' has the unknown '0' \(1 row\)"):
         points_of({"month": [0]}, columns, REFUSES)  # a code in arrays alone
+    for rows in (numbers, [[number] for number in numbers], list(array)):
+        np.testing.assert_array_equal(points_of(rows, columns, REFUSES), [[2.0], [0.0]])
     np.testing.assert_array_equal(points_of(array - [10, 1], columns, REFUSES), [[2.0], [0.0]])
 
 

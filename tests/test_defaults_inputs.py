@@ -23,12 +23,15 @@ from cme_dask import (
     EmbeddingClassifier,
     JointClassifier,
     JointDistribution,
+    KernelBayesFilter,
     KernelLogisticRegression,
     PivotedCholesky,
     load,
     open_sample,
 )
 from cme_dask.errors import DataError, NotFittedError, UnseenCategoryWarning
+from cme_dask.kernels import Gaussian
+from cme_dask.operators import Space, change_prior
 
 N = 100
 Q = [0.05, 0.25, 0.5, 0.75, 0.95]
@@ -291,6 +294,73 @@ def test_points_come_in_every_table(by_input):
         assert_allclose(
             new.mean().compute(), model.conditional(shuffled.assign(place="sea")).mean(), rtol=1e-9
         )
+
+
+def test_columns_of_dask_frames_in_memory_are_taken_by_name():
+    rng = np.random.default_rng(0)
+    states = pd.DataFrame(rng.normal(size=(200, 2)), columns=["a", "b"])
+    seen = (states + 0.3 * rng.normal(size=(200, 2))).set_axis(["p", "q"], axis=1)
+    seen["q"] += 3.0
+    kernel = Gaussian(1.0)
+    quick = {"kernel_x": kernel, "kernel_y": Gaussian(2.0), "tol": 1e-2, "reg": 1e-2}
+    joint = JointDistribution(**quick, residual=False).fit(states, seen)
+    law, moved = joint.conditional(states[:9]), change_prior(joint, states)
+    state = KernelBayesFilter(kernel, Gaussian(2.0), tol=1e-2, support_size=30).fit(states, seen)
+    embedding = ConditionalMeanEmbedding(kernel_x=kernel, reg=1e-2).fit(states, seen)
+    features = PivotedCholesky(kernel, tol=1e-2).fit(states)
+    questions_of_y = [
+        law.crps,
+        law.density_ratio,
+        lambda y: law.cdf(y, paired=True),
+        lambda y: joint.density_ratio(states[:9], y),
+        lambda y: joint.score(states[:9], y),
+        lambda y: embedding.score(states[:9], y),
+        lambda y: joint.model_.conformalized(states[:9], y).conditional(states).interval(0.5),
+        lambda y: moved.conditional(Y=y).mean(),
+        lambda y: state.smooth(y).mean(),
+    ]
+    questions_of_x = [
+        lambda x: state.filter(seen[:1], previous=x).mean(),
+        Space.of(features),
+    ]
+    for questions, table in ((questions_of_y, seen[:9]), (questions_of_x, states[:1])):
+        other = table.assign(z=0.0)[["z", *table.columns[::-1]]]
+        lazy = dd.from_pandas(other, npartitions=1)
+        for question in questions:
+            assert_array_equal(question(lazy), question(table))
+    # Answers have the index of the rows, as those at frames of pandas.
+    lazy = dd.from_pandas(seen[20:29], npartitions=2)
+    assert state.filter(lazy).mean().index.tolist() == list(range(20, 29))
+    assert moved.conditional(Y=lazy).mean().index.tolist() == list(range(20, 29))
+
+
+def test_datasets_in_chunks_are_points_and_observations():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 120))
+    columns = {"b": b, "a": a, "q": b + a, "p": a - b}
+    data = xr.Dataset({name: ("time", values) for name, values in columns.items()})
+    data["a"].attrs["units"] = "K"
+    x, y, chunked = data[["a", "b"]], data[["p", "q"]], data.chunk(time=50)
+    quick = {"kernel_x": Gaussian(1.0), "kernel_y": Gaussian(2.0), "tol": 1e-2, "reg": 1e-2}
+    fit = JointDistribution(**quick, residual=False).fit(x, y)
+    lazily = clone(fit).fit(chunked[["a", "b"]], chunked[["p", "q"]], scheduler="synchronous")
+    assert lazily.columns_x == fit.columns_x
+    assert lazily.columns_x.units == {"a": "K"}
+    assert_allclose(lazily.predict(x), fit.predict(x))
+    # What stands beside the columns may have another shape.
+    table, memory = chunked.assign(m=(("time", "level"), np.ones((120, 2)))), fit.conditional(x)
+    law = fit.conditional(table)
+    assert_allclose(fit.predict(table), fit.predict(x))
+    assert_allclose(law.crps(table), memory.crps(y))
+    assert_allclose(law.pdf(table, paired=True), memory.pdf(y, paired=True))
+    assert_allclose(law.cdf(table, paired=True), memory.cdf(y, paired=True))
+    one = law.cdf(table, column="q", paired=True)
+    assert_allclose(one, memory.cdf(y["q"], column="q", paired=True))
+    assert_allclose(fit.conditional(Y=table).mean(), fit.conditional(Y=y).mean())
+    sample = open_sample(table, x_columns=["a", "b"])
+    assert_allclose(fit.conditional(sample).mean(), memory.mean())
+    with pytest.raises(DataError, match="X lacks the column 'b', and has others: 'q', 'p'"):
+        fit.conditional(chunked.drop_vars("b"))
 
 
 def test_truth_values_stand_beside_floats_and_alone():

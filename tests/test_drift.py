@@ -377,6 +377,11 @@ def test_a_changed_prior_is_the_dense_bayes_rule(constraint):
     # The mean of the posteriors is the prior.
     np.testing.assert_allclose(changed.joint.sum(axis=1), changed.prior.masses, atol=1e-14)
     np.testing.assert_allclose(changed.marginal("x").mean()[0], q @ points, atol=1e-10)
+    # Marginal laws depend on no point, also where zeros are far from all rows.
+    far = fitted(x + 50.0, y + 50.0, constraint=constraint, reg=1e-3, max_rank=60)
+    far = operators.change_prior(far, points + 50.0)
+    for marginal in (law, changed.marginal("x"), far.marginal(), far.marginal("x")):
+        np.testing.assert_array_equal(marginal.effective_support(), [1.0])
     # Without a change of x, a coupling keeps the law of y.
     if constraint == "coupling":
         same = operators.change_prior(fit, x).marginal()

@@ -259,6 +259,23 @@ def test_observed_labels_are_taken_from_arrays_and_lists():
         np.testing.assert_array_equal(fit.predict(rows), expected)
 
 
+def test_observed_states_come_in_every_table():
+    x, y = linear(300)
+    states = pd.DataFrame({"pos": x[:, 0], "sign": np.where(x[:, 0] > 0.0, "plus", "minus")})
+    kernel = GAUSSIAN[0] * kernels.Categorical(0.5)[1]
+    fit = KernelBayesFilter(kernel, GAUSSIAN, **QUICK).fit(states, y)
+    law, codes = fit.filter(y[:5]), states[:5].copy()
+    codes["sign"] = [fit.model_.columns.categories["sign"].index(s) for s in codes["sign"]]
+    for table in (states[["sign", "pos"]][:5], states[:5].to_dict("list")):
+        for paired in (True, False):
+            ratio = law.density_ratio(codes.to_numpy(), paired=paired)
+            np.testing.assert_array_equal(law.density_ratio(table, paired=paired), ratio)
+        score = law.crps(codes.to_numpy(), column="pos")
+        np.testing.assert_array_equal(law.crps(table, column="pos"), score)
+    with pytest.raises(DataError, match="column 'sign' has the unknown 'none'"):
+        law.crps(states[:5].assign(sign="none"), column="pos")
+
+
 def test_saved_models_filter_without_data(tmp_path, fit):
     fit.save(tmp_path / "model")
     again = load(tmp_path / "model")

@@ -8,6 +8,7 @@ import zarr
 from click.testing import CliRunner
 
 from benchmarks.ingest import COLUMNS, write_table
+from cme_dask import open_sample
 from cme_dask.cli.app import cli
 from cme_dask.cli.schema import IngestSection
 from cme_dask.data.ingest import ingest
@@ -72,12 +73,32 @@ def test_every_option(tmp_path, table):
         (("--target-chunk", "8 apples"), "no size"),
         (("--storage-options", "key"), "KEY=VALUE"),
         (("--time", "year,,day"), "COLUMN,COLUMN"),
+        (("--units", "t"), "COLUMN=UNIT,..."),
+        (("--units", "t=K,p="), "COLUMN=UNIT,..."),
     ],
 )
 def test_options_that_do_not_parse(tmp_path, table, options, words):
     found = call(table, "--out", tmp_path / "s", "--x", "t", "--y", "p", *options)
     assert found.exit_code == 2
     assert words in found.output
+
+
+@pytest.mark.parametrize(
+    "options", [["t=degC,p=ug/m3"], ["t=degC", "p=ug/m3"], ["t=degC, p=ug/m3"], ["p=ug/m3,t=degC"]]
+)
+def test_units_of_several_columns(tmp_path, table, options):
+    given = [part for each in options for part in ("--units", each)]
+    found = call(table, "--out", tmp_path / "s", "--x", "t", "--y", "p", *given)
+    assert found.exit_code == 0, found.output
+    x, y = open_sample(tmp_path / "s").columns
+    assert (x.units, y.units) == ({"t": "degC"}, {"p": "ug/m3"})
+
+
+def test_a_unit_may_hold_a_comma(tmp_path, table):
+    given = ("--units", "t=degrees, Celsius,p=ug/m3")
+    found = call(table, "--out", tmp_path / "s", "--x", "t", "--y", "p", *given)
+    assert found.exit_code == 0, found.output
+    assert open_sample(tmp_path / "s").columns[0].units == {"t": "degrees, Celsius"}
 
 
 def test_resume_from_the_command(tmp_path, table, monkeypatch):

@@ -704,7 +704,7 @@ def test_tables_in_memory_that_are_refused():
         ("unknown column 'nothing': there are 'a'", [data], (["nothing"], ["a"])),
         ("column 'wd' holds labels .* not in memory: .load", [data.chunk(t=9)], (["wd"], ["a"])),
         ("x holds labels or times .* not in memory", [data.chunk(t=9)["wd"], data["a"]], ()),
-        ("x is an xarray Dataset: name its columns", [data], ()),
+        ("must share one dimension, .* name those", [data.assign(m=(("t", "u"), [[1]] * 300))], ()),
         ("x has 300, y has 299", [table["wd"], table["a"][1:]], ()),
     ):
         with pytest.raises(DataError, match=match) as caught:

@@ -1,5 +1,6 @@
 """The commands sample, ingest, rechunk and info: their options."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def ingest(given: dict[str, Any], storage_options: Any, **options: Any) -> Shown
     from cme_dask.config import NULL_VALUES
     from cme_dask.data import ingest as ingestion
 
-    pairs = {key: dict(given.get(key, ())) for key in ("datetime", "cyclic", "units")}
+    pairs = {key: dict(given.get(key, ())) for key in ("datetime", "cyclic")}
+    pairs["units"] = dict(chain(*given.get("units", ())))
     null_values = (*NULL_VALUES, *given.get("null_values", ()))
     options |= {**given, **pairs, "null_values": null_values}
     with ProgressLines() as progress:

@@ -29,7 +29,7 @@ from cme_dask.cli.values import (
     periodic,
     ridge,
     support_of,
-    unit,
+    unit_pairs,
 )
 from cme_dask.cli.values import constraint as constraint_text
 from cme_dask.cli.values import support as support_text
@@ -94,9 +94,9 @@ class IngestSection(_Section):
     null_values: Annotated[
         list[str], Flag("--null-value", metavar="TEXT", default="", repeatable=True)
     ] = Field(list(NULL_VALUES), description="Another text that marks a missing value; repeatable.")
-    units: Annotated[dict[str, str], Flag(type=unit, metavar="COLUMN=UNIT", repeatable=True)] = (
-        Field({}, description="Unit of a column; repeatable.")
-    )
+    units: Annotated[
+        dict[str, str], Flag(type=unit_pairs, metavar="COLUMN=UNIT,...", repeatable=True)
+    ] = Field({}, description="Units of columns, such as TEMP=degC,PRES=hPa; repeatable.")
 
 
 class SampleSection(_Section):

@@ -52,12 +52,16 @@ def columns(value: str) -> tuple[str, ...]:
     return names
 
 
-def unit(value: str) -> tuple[str, str]:
-    """A column and its unit from COLUMN=UNIT."""
-    name, _, text = value.partition("=")
-    if not (name and text):
-        raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT")
-    return name, text
+def unit_pairs(value: str) -> tuple[tuple[str, str], ...]:
+    """Columns and their units from COLUMN=UNIT,...
+
+    Units may hold commas: one ends where the next part holds an equals sign.
+    """
+    parts = [part.partition("=") for part in re.split(r",(?=[^,]*=)", value)]
+    pairs = tuple((name.strip(), text.strip()) for name, _, text in parts)
+    if not all(name and text for name, text in pairs):
+        raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT,..., such as TEMP=degC")
+    return pairs
 
 
 def periodic(value: str) -> tuple[str, float]:

@@ -23,6 +23,7 @@ import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
 from cme_dask.config import MAX_RANK, MISSING
+from cme_dask.data.arrow import is_dataset
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
 from cme_dask.display import brief_repr
@@ -704,7 +705,9 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep the shape of predictions."""
-        ndim = Y.ndim if hasattr(Y, "ndim") else np.asarray(Y).ndim  # None and paths have none
+        ndim = 2 if is_dataset(Y) else getattr(Y, "ndim", None)
+        if ndim is None:
+            ndim = np.asarray(Y).ndim  # None and paths have none
         count = len(sample.columns[1].names)
         self._shape = () if count == 1 and ndim < 2 else (count,)
 

@@ -22,7 +22,7 @@ from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
 from cme_dask.models.law import ConditionalLaw
 from cme_dask.models.operators import Operator, Reweighting
-from cme_dask.models.points import FloatArray, Labels, query_points
+from cme_dask.models.points import FloatArray, Labels, gathered, query_points
 from cme_dask.models.spaces import MeanEmbeddings, Space
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cells import CellStatistics
@@ -41,11 +41,12 @@ class FilteredVariable:
 
     Attributes
     ----------
-    columns, cells
-        Its columns, and the cells of the rows of the fit.
+    columns, basis, cells
+        Its columns, its basis, and the cells of the rows of the fit.
     """
 
     columns: Columns
+    basis: NewtonBasis
     cells: CellStatistics
 
 
@@ -204,6 +205,7 @@ class FilterModel(Model):
             On wrong columns, rows of which a part is NaN, other numbers of rows or sequences, or
             embeddings in another space.
         """
+        Y = gathered(Y)
         rows = self._rows(Y)
         sequences = _Sequences.of(group, len(rows))
         before = self._start(previous, sequences.count)
@@ -255,7 +257,7 @@ class FilterModel(Model):
     @property
     def y(self) -> FilteredVariable:
         """The state."""
-        return FilteredVariable(self.columns, self.cells)
+        return FilteredVariable(self.columns, self.basis, self.cells)
 
     def law(self, reverse: bool = False) -> CellLaw:
         """Laws of the state by rows of :class:`StateLaw`."""

@@ -22,6 +22,7 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
+    is_dask_frame,
     is_data_array,
     is_dataset,
     recorded_units,
@@ -235,6 +236,14 @@ class QueriedVariable(Protocol):
         """Functions of the points: their kernel pools labels or does not."""
 
 
+def gathered(values: Any) -> Any:
+    """A Dask DataFrame or Series as one of pandas, computed now; other values as they are.
+
+    NumPy would make an array of it, which has no names of columns.
+    """
+    return values.compute() if is_dask_frame(values) else values
+
+
 def query_points(
     values: Any,
     variable: QueriedVariable | Columns,
@@ -246,9 +255,9 @@ def query_points(
     """Query points as float64 of shape (n, d): arrays, or tables that hold the columns by name.
 
     Missing values of columns that the fit filled in are filled in here, too. Tables are those of
-    pandas, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names. Of
-    several columns, a Series of pandas is one row, by name. Labels of categorical columns become
-    codes. A numeric array holds codes; in tables, and in rows with text, a number is a label where
+    pandas, Dask, Arrow and Polars, dicts of columns, and arrays of xarray whose columns have names.
+    Of several columns, a Series of pandas is one row, by name. Labels of categorical columns become
+    codes. A numeric array holds codes; in tables and in lists of rows, a number is a label where
     labels of the column are numbers, and a code elsewhere.
 
     Parameters
@@ -283,13 +292,13 @@ def query_points(
     names = given.names
     parts = None
     if type(values) is not np.ndarray:
-        values = unmasked(values)
+        values = gathered(unmasked(values))
         given.check_units(Columns(names, recorded_units(values, names)))
         parts = _table_columns(values, given, name)
     if parts is None:  # rows: numbers or, with labels among them, objects
         try:
             own = np.asarray(values).dtype
-            numeric = not given.categories or own.kind in "biuf"
+            numeric = not given.categories or (own.kind in "biuf" and _holds_codes(values))
             points = np.array(values, dtype=np.float64 if numeric else object)
         except (TypeError, ValueError) as error:
             raise DataError(f"{name} must be numeric: {error}") from error
@@ -387,6 +396,13 @@ def _table_columns(values: Any, columns: Columns, name: str) -> Sequence[Array] 
             for key, each in zip(names, series, strict=True)
         ]
     return None
+
+
+def _holds_codes(rows: Any) -> bool:
+    """Whether numbers are codes of labels, as in arrays and in lists of them."""
+    if isinstance(rows, (list, tuple)):
+        return any(isinstance(row, np.ndarray) for row in rows)
+    return hasattr(rows, "__array__")
 
 
 def _cells(values: Any, labelled: bool) -> Array:
@@ -532,7 +548,7 @@ def threshold_values(t: Any, columns: Columns) -> Array:
     DataError
         If they are no numbers, or a table in other units than the columns.
     """
-    t = unmasked(t)
+    t = gathered(unmasked(t))
     columns.check_units(Columns(columns.names, recorded_units(t, columns.names)))
     try:
         parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None

@@ -13,7 +13,7 @@ from cme_dask.models.base import Model
 from cme_dask.models.events import FunctionsLike
 from cme_dask.models.joint import JointModel, Variable
 from cme_dask.models.law import ConditionalLaw
-from cme_dask.models.points import Labels, query_points
+from cme_dask.models.points import FloatArray, Labels, gathered, query_points
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.measure import CellLaw, Law
 
@@ -166,6 +166,7 @@ class ReweightedModel(Model, _JointLaw):
             raise DataError("conditional takes points of one variable: X=... or Y=...")
         if Y is None:
             return cast(ConditionalLaw, self.model.conditional(X, functions=functions))
+        Y = gathered(Y)
         points = query_points(Y, self.y, "Y")
         return ConditionalLaw(
             self,  # type: ignore[arg-type]
@@ -213,6 +214,10 @@ class _MarginalLaw(ConditionalLaw):
     """A law at one point, whose value does not matter."""
 
     _given_columns = None
+
+    def effective_support(self) -> FloatArray:
+        """1, shape (1,): the law depends on no point that could be far from the data."""
+        return np.ones(self.n)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast
 
 import numpy as np
 
+from cme_dask.data.arrow import is_dataset
 from cme_dask.data.columns import Columns, check_finite, check_points
 from cme_dask.data.missing import Completion
 from cme_dask.data.sample import Sample
@@ -68,8 +69,9 @@ def given_rows(
     StoreError
         If a store is damaged.
     """
-    sample = open_sample(values, storage_options=storage_options)
     expected = variable.columns.given
+    requested = _columns_of(values, expected, "Y" if reverse else "X")
+    sample = open_sample(values, x_columns=requested, storage_options=storage_options)
     which = 1 if reverse and len(sample.sources) == 2 else 0
     source, columns, names = sample.sources[which], sample.columns[which], expected.names
     default = columns.names == Columns.default("xy"[which], len(columns.names)).names
@@ -103,6 +105,14 @@ def given_rows(
         part=sample.part,
         dropping=sample.dropping,
     )
+
+
+def _columns_of(values: Any, expected: Columns, name: str) -> list[str] | None:
+    """The columns of a Dataset of xarray, which may hold others beside them; None of other rows."""
+    if not is_dataset(values):
+        return None
+    present = Columns(tuple(map(str, values.data_vars)))
+    return [present.names[place] for place in present.positions_of(expected, name)]
 
 
 def _recoded(source: RowSource, variable: Given, name: str, labels: tuple[str, ...]) -> RowSource:
@@ -362,7 +372,7 @@ class LazyLaw:
 
         width = len(columns.names)
         if is_out_of_core(t):
-            sample = open_sample(t)
+            sample = open_sample(t, x_columns=_columns_of(t, columns, "t"))
             sample.check_whole("thresholds")
             source, own = sample.sources[0], sample.columns[0]
             if width > 1 and own.names != Columns.default("x", len(own.names)).names:

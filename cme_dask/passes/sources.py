@@ -20,6 +20,7 @@ from cme_dask.data.arrow import (
     dataset_frame,
     frame_values,
     is_arrow,
+    is_dask_frame,
     is_data_array,
     is_dataset,
     is_number,
@@ -41,11 +42,6 @@ from cme_dask.numerics.labels import missing_labels
 Array = Any
 
 _MOST_LABELS = 10_000  # of one column
-
-
-def is_dask_frame(value: Any) -> bool:
-    """Whether this is a DataFrame or a Series of Dask."""
-    return hasattr(value, "dask") and hasattr(value, "map_partitions")
 
 
 @dataclass(frozen=True)
@@ -313,7 +309,7 @@ def chunked_labels(y: Any) -> Any:
         labels = da.from_array(_Texts(y), y.chunks, meta=np.empty((0,) * y.ndim, dtype=object))
     elif isinstance(y, zarr.Array):
         labels = da.from_zarr(y)
-    elif hasattr(y, "dims"):  # of xarray
+    elif is_data_array(y):
         labels = y.data
     if not isinstance(labels, da.Array):
         raise DataError(f"labels must be an array, got {type(y).__name__}")
@@ -475,7 +471,8 @@ def open_sample(
         A sample store (path, fsspec URL or Zarr group) that holds both variables; or a table (a
         DataFrame of pandas, Dask or Polars, an Arrow table, an xarray Dataset) from which
         ``x_columns`` and ``y_columns`` are taken; or the rows of x: NumPy, Dask, Zarr or xarray
-        array of shape (n, d) or (n,), a DataFrame or Series, or the path or URL of a Zarr array.
+        array of shape (n, d) or (n,), a DataFrame or Series, a Dataset, or the path or URL of a
+        Zarr array. Columns of a Dataset are variables of one dimension, the same for all.
         Truth values become 0 and 1, text and categories become codes of labels. Units are read
         from ``attrs["units"]`` of xarray, and of pandas, where a DataFrame has a dict by column;
         other arrays and tables record none. Of Dask DataFrames, the lengths of partitions and the
@@ -523,6 +520,10 @@ def open_sample(
         x, y = _column_arrays(x, x_columns), _column_arrays(x, y_columns)
         x_columns = y_columns = None
     variables = {"x": x} if y is None else {"x": x, "y": _opened(y, storage_options)}
+    for name, requested in (("x", x_columns), ("y", y_columns)):
+        # Of a Dataset first, since its other variables may have other dimensions.
+        if requested is not None and is_dataset(variables.get(name)):
+            variables[name] = _column_arrays(variables[name], requested)
     beside = {role: _opened(value, storage_options) for role, value in beside.items()}
     frames = {
         name: value
@@ -610,7 +611,8 @@ def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
     dims = {table[name].dims for name in requested}
     if len(dims) != 1 or len(next(iter(dims))) != 1:
         raise DataError(
-            f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}"
+            f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}: name "
+            "those to use with x_columns and y_columns of open_sample"
         )
     if not all(is_number(table[name].dtype) for name in requested):
         result = dataset_frame(table, list(requested))
@@ -663,10 +665,7 @@ def _table_array(name: str, value: Any) -> tuple[Any, Columns | None]:
     What is no table is left as it is.
     """
     if is_dataset(value):
-        raise DataError(
-            f"{name} is an xarray Dataset: name its columns with x_columns and y_columns, or give "
-            "one of its arrays"
-        )
+        value = _column_arrays(value, list(map(str, value.data_vars)))
     if is_arrow(value):
         return arrow_values(name, value)
     labels: list[str] | None = None
