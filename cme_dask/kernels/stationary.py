@@ -46,7 +46,8 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
 
 def _reach(xp: Any, u: Array) -> float:
     """Length scales beyond which kernels are zero, and whose squares are finite: 1e123, or 1e15."""
-    return float(xp.finfo(u.dtype).max) ** 0.4
+    largest = float(xp.finfo(u.dtype).max)
+    return largest**0.4
 
 
 class DistanceEvaluator(BlockEvaluator):

@@ -499,7 +499,10 @@ def _simplest(errors: Array, share: Array) -> Array:
     share
         Of the folds, shape (F,).
     """
-    best = np.tensordot(share, errors, 1).argmin(axis=0)
+    total = np.tensordot(share, errors, 1)
+    largest = total.max(axis=0)
+    errors = errors / np.where(largest > 0.0, largest, 1.0)  # their squares may leave the range
+    best = total.argmin(axis=0)
     least = np.take_along_axis(errors, best[None, None, :], axis=1)
     mean, std = mean_and_error(errors - least, share)
     good = mean <= std
