@@ -267,8 +267,8 @@ def check_ranges(rows: RowSample, i: int, columns: Columns, variable: str) -> No
     if tiny:
         values = part[:, tiny[0]]
         raise DataError(
-            f"values of column {columns.names[tiny[0]]!r} of {variable} vary by "
-            f"{np.ptp(values):.2g} alone, too little for floating-point numbers to compute with: "
+            f"values of column {columns.names[tiny[0]]!r} of {variable} vary by only "
+            f"{np.ptp(values):.2g}, too little for floating-point numbers to compute with: "
             "give the column in units that make its values larger"
         )
 

@@ -1,5 +1,6 @@
 """Kernels with a length scale l: those of the differences (x - z) / l, and how these are formed."""
 
+import math
 from abc import abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
 
 def _reach(xp: Any, u: Array) -> float:
     """Length scales beyond which kernels are zero, and whose squares are finite: 1e123, or 1e15."""
-    largest = float(xp.finfo(u.dtype).max)
-    return largest**0.4
+    largest: float = float(xp.finfo(u.dtype).max)
+    return math.pow(largest, 0.4)
 
 
 class DistanceEvaluator(BlockEvaluator):
