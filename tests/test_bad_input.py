@@ -358,6 +358,21 @@ def test_units_do_not_matter(few, scale, brief_search):
     np.testing.assert_allclose(scaled, plain, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        (([1.0, 1.0], 1e-154), "column 'y0' of y vary by only .*e-15., .* units .* larger"),
+        (([1.0, 1.0], 1e-305), "column 'y0' of y vary by only .*e-30., .* units .* larger"),
+        (([1.0, 1e-300], 1.0), "column 'x1' of x vary by only .*e-300, .* units .* larger"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"kernel_x": GAUSSIAN, "kernel_y": GAUSSIAN}])
+def test_values_whose_squares_underflow_are_refused(few, options, units, message):
+    x = np.hstack([few[0], few[0][::-1]])[:, :2] * units[0]
+    with Refused(DataError, message):
+        JointDistribution(**options).fit(x, few[1] * units[1])
+
+
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 def test_sums_that_overflow_are_refused(few):
     with pytest.warns(LengthScaleWarning), Refused(DataError, "overflow: give columns.* smaller"):

@@ -197,6 +197,24 @@ def test_values_at_far_rows_do_not_depend_on_the_others():
         np.testing.assert_array_equal(kernel(far, Z)[:-1], expected)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("far", [1e100, 1e155, 1e300])
+@pytest.mark.parametrize(
+    "make",
+    [Gaussian, Laplace, lambda scale: RationalQuadratic(scale, 0.5)]
+    + [lambda scale, nu=nu: Matern(scale, nu) for nu in (0.5, 1.5, 2.5)],
+)
+def test_rows_whose_squares_overflow_are_far(make, far):
+    X, Z = np.array([[far, 0.0], [0.3, -far], [0.3, 0.1]]), np.array([[0.0, 0.0], [far, 0.0]])
+    for scale in (0.7, (0.7, 1e5)):
+        kernel, out = make(scale), np.empty((2, 3))
+        kernel.evaluator(Z)(X, out)
+        for values in (kernel(X, Z), out.T):
+            np.testing.assert_allclose(values[2, 0], kernel(X[2:], Z[:1])[0, 0], rtol=1e-14)
+            assert values[0, 1] == 1.0
+            assert (values[[0, 1, 1, 2], [0, 0, 1, 1]] < 1e-90).all()
+
+
 def test_far_rows_of_one_column_equal_themselves():
     X = 10.0 ** np.arange(10)[:, None]  # 10^7 lengths from their mean and more: pivots, if greedy
     assert (np.diag(Gaussian(0.7)(X, X)) == 1.0).all()

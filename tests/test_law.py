@@ -253,9 +253,9 @@ def test_laws_are_laws_everywhere(constraint):
 
 def test_far_from_all_data_the_law_is_the_marginal():
     x, y, weights = draw(N)
-    law = fitted(x, y, weights).conditional([[50.0], [-1e9]])
+    law = fitted(x, y, weights).conditional([[50.0], [-1e9], [1e155], [-1e300]])
     w = weights / weights.sum()
-    assert_allclose(law.mean(), np.tile(w @ y, (2, 1)), atol=1e-9)
+    assert_allclose(law.mean(), np.tile(w @ y, (4, 1)), atol=1e-9)
     assert_allclose(law.cdf(0.1, "y0"), (w * (y[:, 0] <= 0.1)).sum(), atol=1e-9)
     assert_allclose(law.density_ratio(y[:20]), 1.0, atol=1e-9)
 
@@ -555,6 +555,19 @@ def test_densities_have_no_unit():
     plain, small = (fitted(x, unit * y, kernel_y="median") for unit in (1.0, 1e-13))
     expected = plain.conditional(x[:3]).pdf(y[:20])
     assert_allclose(1e-26 * small.conditional(x[:3]).pdf(1e-13 * y[:20]), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_densities_do_not_depend_on_where_zero_is(residual):
+    """Seconds since 1970, of values that both places hold exactly."""
+    x, y, _ = draw(300)
+    y = np.round(y * 2.0**20) / 2.0**20
+    points = np.concatenate([y[:20], y[:1] + 3.0])
+    plain, moved = (
+        fitted(x, y + at, kernel_y="median", residual=residual).conditional(x[:3]).pdf(points + at)
+        for at in (0.0, 2.0**30)
+    )
+    assert_allclose(moved, plain, rtol=1e-4)
 
 
 def test_bad_points():

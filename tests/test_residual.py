@@ -694,3 +694,21 @@ def test_constant_columns_of_y_have_no_skill(constant):
         skill = fit_mean_function(moments, sides[0].basis, slice(0, 2)).skill
         assert skill[0] == 0.0
         assert skill[1] > 0.4
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-100, 1e100])
+def test_ridges_have_no_units(unit):
+    x = np.random.default_rng(0).normal(size=(200, 1))
+    y = np.sin(2.0 * x) + 0.5 * np.random.default_rng(1).normal(size=(200, 1))
+    folds = np.arange(200) % 5
+
+    def chosen(y):
+        sides = (
+            FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(0.5), x[:40]), ("x",)),
+            FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), y[:1]), ("y",)),
+        )
+        moments = strip_moments(MomentReduction(sides, 5), (x, y), np.ones(200), folds)
+        return fit_mean_function(moments, sides[0].basis, slice(0, 1)).ridges
+
+    np.testing.assert_array_equal(chosen(unit * y), chosen(y))

@@ -601,3 +601,19 @@ def test_damaged_trees_are_refused(change):
     state.arrays.update(arrays | {prefix + name: values for name, values in trees.items()})
     with pytest.raises(StoreError, match=r"damaged|finite|numeric"):
         JointModel.from_state(state)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exponent", [-400, 400])
+def test_boosted_trees_have_no_units(exponent):
+    """The gradients of scikit-learn's trees are numbers of single precision."""
+    rng, unit = np.random.default_rng(0), 2.0**exponent
+    x = rng.normal(size=(200, 2))
+    y = np.column_stack([np.sign(x[:, 0]), x[:, 1] + 0.1 * rng.normal(size=200)])
+    folds, each = np.arange(200) % 4, np.arange(200)
+    plain, scaled = (
+        cross_fitted("shallow", TrainingRows(x, y * by, np.full(200, 1 / 200), folds, 4, each, 1))
+        for by in (1.0, unit)
+    )
+    assert scaled.steps == plain.steps
+    np.testing.assert_array_equal(scaled.predicted, unit * plain.predicted)

@@ -22,7 +22,7 @@ import numpy as np
 import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from cme_dask.config import MAX_RANK, MISSING
+from cme_dask.config import MAX_RANK, MISSING, VARIABLES
 from cme_dask.data.arrow import is_dataset
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
@@ -33,6 +33,7 @@ from cme_dask.estimators.context import (
     FitContext,
     Pivots,
     Progress,
+    check_ranges,
     choose_kernel,
     warn_of_length,
 )
@@ -505,6 +506,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         kernels, short = [], False
         made: list[Kernel] = []
         for i, name in enumerate(self._kernels):
+            check_ranges(rows, i, sample.columns[i], VARIABLES[i])
             given = getattr(self, name)
             several = self._several and isinstance(given, (list, tuple))
             made = []

@@ -25,7 +25,12 @@ from cme_dask.kernels import Categorical, Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
-from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
+from cme_dask.learning.transforms import (
+    HEURISTIC_ROWS,
+    constant_columns,
+    default_kernel,
+    tiny_columns,
+)
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
@@ -250,6 +255,22 @@ def _with_indicators(kernel: Kernel, columns: Columns) -> Kernel:
         return kernel
     both: Kernel = kernel.on([*range(given)]) * Categorical(1.0).on([*range(given, count)])
     return both
+
+
+def check_ranges(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
+    """DataError on numeric columns of variable ``i`` whose values vary, but by next to nothing.
+
+    Of y, variances are computed.
+    """
+    part = rows.parts[i]
+    tiny = tiny_columns(part, rows.importance, columns.categorical, squares=variable == "y")
+    if tiny:
+        values = part[:, tiny[0]]
+        raise DataError(
+            f"values of column {columns.names[tiny[0]]!r} of {variable} vary by only "
+            f"{np.ptp(values):.2g}, too little for floating-point numbers to compute with: "
+            "give the column in units that make its values larger"
+        )
 
 
 def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:

@@ -301,13 +301,23 @@ def regression(
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
     cores = context.executor.cores
     locations = [
-        (
-            fit_mean_function(moments, sides[0].basis, here, scores, within=within, cores=cores),
-            moments,
-        )
+        fit_mean_function(moments, sides[0].basis, here, scores, within=within, cores=cores)
         for sides, moments in candidates
     ]
-    best, moments = max(locations, key=lambda each: float(each[0].skill.sum()))
+    best = max(range(len(locations)), key=lambda k: float(locations[k].skill.sum()))
+    location, (sides, moments) = locations[best], candidates[best]
     if not scaled:
-        return best
-    return replace(best, residuals=scaled_residuals(best, moments, here, cores))
+        return location
+    rows, folding = context.rows.prefix(_ROWS), context.sample.folding
+    residuals = scaled_residuals(
+        location,
+        moments,
+        sides[0].basis,
+        here,
+        (rows.parts[0], rows.parts[1]),
+        rows.folds(folding, context.n_folds),
+        rows.importance,
+        folding.units(rows.index, rows.units),
+        cores=cores,
+    )
+    return replace(location, residuals=residuals)

@@ -1,11 +1,13 @@
 """Kernels with a length scale l: those of the differences (x - z) / l, and how these are formed."""
 
+import math
 from abc import abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from cme_dask.errors import DataError
@@ -43,6 +45,12 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
     return [(X[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j] for j in range(d)]
 
 
+def _reach(xp: Any, u: Array) -> float:
+    """Length scales beyond which kernels are zero, and whose squares are finite: 1e123, or 1e15."""
+    largest: float = float(xp.finfo(u.dtype).max)
+    return math.pow(largest, 0.4)
+
+
 class DistanceEvaluator(BlockEvaluator):
     """Functions of the scaled rows u = (x - c) / l, with c the column medians of Z.
 
@@ -65,15 +73,22 @@ class DistanceEvaluator(BlockEvaluator):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
         self.centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
         self._factor, self._smooth = kernel.factor, kernel.smooth
-        self._v = (Z - self.centre) / self._scale
+        self._v = self._scaled(Z)
         if self._smooth:
             squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
             self._v = xp.concat([self._v, xp.ones_like(squares), squares], axis=1)
 
+    def _scaled(self, rows: Array) -> Array:
+        """The rows u; of those whose squares would overflow, only that they are far counts."""
+        with np.errstate(over="ignore"):
+            u = (rows - self.centre) / self._scale
+        reach = _reach(self.xp, u)
+        return self.xp.clip(u, -reach, reach)
+
     def load(self, X: Array) -> None:
         """Take the rows X, shape (n, d), until the next call."""
         xp, (n, d) = self.xp, X.shape
-        u = ((X - self.centre) / self._scale).T
+        u = self._scaled(X).T
         self._X, self._u, self._far = X, u, []
         if self._smooth:
             self._u = xp.empty((d + 2, n), dtype=u.dtype, device=device(u))
@@ -116,11 +131,13 @@ class DistanceEvaluator(BlockEvaluator):
         total, part = (xp.empty(shape, dtype=Z.dtype, device=device(Z)) for _ in range(2))
         for j, scale in enumerate(self._scales):
             term = part if j else total
-            ops.subtract(Z[:, j : j + 1], rows[j : j + 1, :], out=term)
-            ops.divide(term, scale, out=term)
-            self.kernel.term(ops, term)
-            if j:
-                ops.add(total, part, out=total)
+            with np.errstate(over="ignore"):
+                ops.subtract(Z[:, j : j + 1], rows[j : j + 1, :], out=term)
+                ops.divide(term, scale, out=term)
+                self.kernel.term(ops, term)
+                if j:
+                    ops.add(total, part, out=total)
+        ops.minimum(total, _reach(xp, total) ** 2, out=total)
         ops.multiply(total, self._factor, out=total)
         return total
 
@@ -198,7 +215,9 @@ class Stationary(LengthScaled, abstract=True):
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return k of the sum of squared differences."""
-        return self.of_squares(xp, sum(u * u for u in _scaled_differences(X, Z, self.length_scale)))
+        with np.errstate(over="ignore"):
+            squares = sum(u * u for u in _scaled_differences(X, Z, self.length_scale))
+        return self.of_squares(xp, squares)
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
         """Return the gradient in the length scales, by matrix products.
@@ -342,7 +361,8 @@ class Laplace(LengthScaled):
 
     def formula(self, xp: Any, X: Array, Z: Array) -> Array:
         """Return exp of minus the sum of absolute differences."""
-        distance = sum(xp.abs(u) for u in _scaled_differences(X, Z, self.length_scale))
+        with np.errstate(over="ignore"):
+            distance = sum(xp.abs(u) for u in _scaled_differences(X, Z, self.length_scale))
         return exponentials(xp, -distance)
 
     def weighted_gradient(self, X: Array, Z: Array, weights: Array) -> list[float]:
@@ -399,6 +419,7 @@ class Matern(Stationary):
 
     def of_squares(self, xp: Any, squares: Array) -> Array:
         """Return the polynomial in s = sqrt(2 nu) r times exp(-s)."""
+        squares = xp.minimum(squares, _reach(xp, squares) ** 2)  # 0 times infinity is NaN
         # The root has no derivative at 0, where k has one: it is taken elsewhere.
         apart = squares > 0.0
         s = xp.where(apart, xp.sqrt(2.0 * self.nu * xp.where(apart, squares, 1.0)), 0.0)

@@ -263,6 +263,10 @@ class _Boosting:
 
         x, y, weights = rows.only(selected)
         steps = steps or _STEPS
+        deviations = column_deviations(rows.y, rows.weights)
+        # Gradients are of single precision, of less range. Powers of two do not round.
+        exponents = np.floor(np.log2(np.where(np.isfinite(deviations), deviations, 1.0)))
+        self._units = np.exp2(exponents)
         self._first = [self._tree(x, column[:, None], weights, rows.seed) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
@@ -282,9 +286,9 @@ class _Boosting:
         return None
 
     def _left(self, x: Array, y: Array) -> Iterator[Array]:
-        """What the first trees leave of each column."""
-        for tree, column in zip(self._first, y.T, strict=True):
-            yield column if tree is None else column - tree(x)[:, 0]
+        """What the first trees leave of each column, in its unit."""
+        for tree, column, unit in zip(self._first, y.T, self._units, strict=True):
+            yield (column if tree is None else column - tree(x)[:, 0]) / unit
 
     def extended(self, rows: TrainingRows, selected: Array) -> Self:
         """With more steps, of the same rows."""
@@ -296,18 +300,20 @@ class _Boosting:
     def losses(self, x: Array, y: Array, weights: Array) -> Array:
         """Weighted squared error after each step, sum over the columns of y, shape (S,)."""
         losses: Any = 0.0
-        for one, column, w in zip(self._each, self._left(x, y), weights.T, strict=True):
-            stages = one.staged_predict(x)
+        each = zip(self._each, self._left(x, y), weights.T, self._units, strict=True)
+        for one, column, w, unit in each:
+            stages, w = one.staged_predict(x), unit * w * unit
             losses = losses + np.array([w @ (stage - column) ** 2 for stage in stages])
         return np.asarray(losses)
 
     def mean(self, rows: TrainingRows, steps: int) -> TreeMean:
         """As arrays."""
         each, (d, _) = [], rows.widths
-        for first, one in zip(self._first, self._each, strict=True):
+        for first, one, unit in zip(self._first, self._each, self._units, strict=True):
             found = _trees(one, 1, steps)
             assert found is not None
-            constant, trees, single = found
+            constant, trees, single = unit * found[0], found[1], found[2]
+            trees = [replace(tree, values=unit * tree.values) for tree in trees]
             if first is not None:
                 # Thresholds lie between the rows: float64 compares as well as float32.
                 constant = constant + first.constant

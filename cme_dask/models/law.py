@@ -752,6 +752,8 @@ def _spread(model: "JointModel", reverse: bool) -> Array:
     centre, total = cells.masses @ cells.means, cells.variances
     held_out = model.about.get("held_out", {}).get("y" if reverse else "x", {})
     errors = np.array([held_out.get(name, {}).get("error", np.inf) for name in names])
-    least = np.finfo(np.float64).eps * (centre**2 + total)
-    least[least == 0.0] = np.finfo(np.float64).eps  # of a column of zeros
+    eps = np.finfo(np.float64).eps
+    # Values near the centre are rounded to about eps times it, so to the square of that here.
+    least = eps * total + (eps * centre) ** 2
+    least[least == 0.0] = eps  # of a column of zeros
     return np.sqrt(np.maximum(np.minimum(errors, total), least))

@@ -10,6 +10,9 @@ Array = Any
 PAIRS = 3
 """Pairs of folds that are left out together, at most."""
 
+_USUAL = 0.9  # share of the errors that are usual
+_FAR = 4.0  # times the largest usual error: of normal errors none in 10^10 is larger
+
 
 def fold_pairs(folds: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of folds of which no two share one; none of fewer than four folds.
@@ -20,42 +23,42 @@ def fold_pairs(folds: Sequence[int]) -> list[tuple[int, int]]:
     return [(folds[2 * k], folds[2 * k + 1]) for k in range(count)]
 
 
-def error_of_all(
-    fewer: Array, some: Array, share: Array, seen: tuple[float, float], power: int = 1
-) -> Array:
+def error_of_all(fewer: Array, some: Array, share: Array, seen: tuple[float, float]) -> Array:
     r"""Errors of a fit to all rows over those of fits without some of them, shape (q,).
 
     Errors E are taken to fall like a power of the share r of the rows that a fit has seen:
 
     .. math:: c = \frac{E(1)}{E(r_1)} = \Bigl(\frac{E(r_2)}{E(r_1)}\Bigr)^{-k}, \qquad
-              k = \frac{\log(1 / r_1)}{\log(r_1 / r_2)}, \qquad r_2 < r_1 < 1.
+              k = \frac{\log(1 / r_1)}{\log(r_1 / r_2)}, \qquad r_2 < r_1 < 1,
 
-    The ratio is taken one standard error nearer to 1, and c is at most 1: what noise alone explains
-    leaves the errors as they are.
+    and at most like 1 / r, so that c is at least r_1. The ratio is taken one standard error nearer
+    to 1, and c is at most 1: what noise alone explains leaves the errors as they are. Errors far
+    beyond most others count as the largest that are not, lest one row decides: where a row has
+    more leverage than all others together, the fit without it may be wrong there by any factor.
 
     Parameters
     ----------
     fewer, some
-        Errors of fits that have seen the shares r_2 and r_1 of the rows, at rows, or on average
-        over groups of rows, that neither has seen: non-negative, shape (n, q).
+        Absolute errors of fits that have seen the shares r_2 and r_1 of the rows, at rows, or on
+        average over groups of rows, that neither has seen: shape (n, q).
     share
         Of the rows or groups, positive, shape (n,).
     seen
         r_2 and r_1.
-    power
-        1 of absolute errors, 2 of squared ones.
     """
     least, most = seen
     if not 0.0 < least < most < 1.0 or len(share) < 2:
         return np.ones(some.shape[1])
     share = share / share.sum()
+    usual = [np.quantile(column, _USUAL, weights=share, method="inverted_cdf") for column in some.T]
+    fewer, some = (np.minimum(errors, _FAR * np.array(usual)) for errors in (fewer, some))
     before, after = share @ fewer, share @ some
     known = (before > 0.0) & (after > 0.0)
     before, after = np.where(known, before, 1.0), np.where(known, after, 1.0)
     away = fewer - some * (before / after)
-    error = np.sqrt(len(share) / (len(share) - 1) * (share**2 @ away**2)) / before
-    gain = np.where(known, np.maximum(np.log(before / after) - error, 0.0), 0.0)
-    return np.asarray(np.exp(-gain / power * np.log(1.0 / most) / np.log(most / least)))
+    error = np.sqrt(len(share) / (len(share) - 1) * (share**2 @ away**2))
+    ratio = np.where(known, np.maximum((before - error) / after, 1.0), 1.0)
+    return np.maximum(ratio ** -(np.log(1.0 / most) / np.log(most / least)), most)
 
 
 def scale_of_all(

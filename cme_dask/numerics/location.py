@@ -1,7 +1,7 @@
 """Cross-fitted locations mu(x) of y, residuals from them, and ridge regressions from moments."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
@@ -15,7 +15,7 @@ from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
-from cme_dask.numerics.learning_curve import error_of_all, fold_pairs
+from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.moments import Moments, MomentSums, variances
 from cme_dask.numerics.scoring import mean_and_error
 from cme_dask.numerics.values import ValueMap
@@ -437,7 +437,16 @@ def fit_mean_function(
 
 
 def scaled_residuals(
-    fitted: FittedMeanFunction, moments: MomentSums, columns: slice, cores: int = 1
+    fitted: FittedMeanFunction,
+    moments: MomentSums,
+    basis: Basis,
+    columns: slice,
+    rows: tuple[Array, Array],
+    folds: Array,
+    weights: Array,
+    units: Array,
+    *,
+    cores: int = 1,
 ) -> RidgeResiduals:
     """Its residuals, with their scale, from refits that leave out pairs of folds.
 
@@ -445,26 +454,35 @@ def scaled_residuals(
     ----------
     fitted
         The location.
-    moments, columns, cores
+    moments, basis, columns, cores
         As in :func:`fit_mean_function`.
+    rows
+        Rows of x and of y among those of the moments, shapes (n, d) and (n, q). Errors are compared
+        there row by row: of squared errors by fold, which moments give too, one row of much
+        leverage may be all.
+    folds, weights, units
+        As the groups, weights and units of :func:`scale_of_all`.
     """
-    residuals, held = fitted.residuals, moments.held_out_folds
-    location, places = residuals.location, {fold: k for k, fold in enumerate(held)}
-    pairs = fold_pairs(held)
-    if not pairs:
-        return residuals
+    residuals, (x, y) = fitted.residuals, rows
+    location = residuals.location
     trend = location.low < location.high
 
-    def errors(pair: tuple[int, ...]) -> list[Array]:
-        refit = _Ridge.of(moments.means(without=pair), columns, trend).solve(fitted.ridges)
-        return [refit.error(moments.means(fold=fold), columns) for fold in pair]
+    def refits(left_out: Sequence[Array]) -> list[Array]:
+        def predicted(out: Array) -> Array:
+            pair = tuple(np.unique(folds[out]).tolist())
+            refit = _Ridge.of(moments.means(without=pair), columns, trend).solve(fitted.ridges)
+            mean = replace(
+                location,
+                constant=refit.constant,
+                coef=_sections(basis, refit.slope),
+                trend=refit.trend,
+            )
+            return mean(x[out])
 
-    fewer = [error for each in parallel_map(errors, pairs, cores) for error in each]
-    some = [places[fold] for pair in pairs for fold in pair]
-    out = float(fitted.share[some].mean())
-    scale = error_of_all(
-        np.array(fewer), fitted.errors[some], fitted.share[some], (1.0 - 2.0 * out, 1.0 - out), 2
-    )
+        return parallel_map(predicted, left_out, cores)
+
+    held, z = residuals.held_out(x, folds), residuals.scores(y)
+    scale = scale_of_all(z, held, folds, weights, refits, units)
     return replace(residuals, scale=scale)
 
 
@@ -481,7 +499,10 @@ def _simplest(errors: Array, share: Array) -> Array:
     share
         Of the folds, shape (F,).
     """
-    best = np.tensordot(share, errors, 1).argmin(axis=0)
+    total = np.tensordot(share, errors, 1)
+    largest = total.max(axis=0)
+    errors = errors / np.where(largest > 0.0, largest, 1.0)  # their squares may leave the range
+    best = total.argmin(axis=0)
     least = np.take_along_axis(errors, best[None, None, :], axis=1)
     mean, std = mean_and_error(errors - least, share)
     good = mean <= std

@@ -19,6 +19,7 @@ DEGREES = 4.0
 """Degrees of freedom of the t densities that cells of one column are smoothed by."""
 
 _HELD = 1 << 19  # numbers at once
+_FARTHEST = 1e150  # standard deviations, whose square is finite
 _LEAST = 1e-3  # times Silverman's bandwidth, of laws without a covariance
 
 
@@ -270,8 +271,8 @@ def _whitened(gap: Array, covariances: Array) -> tuple[Array, Array]:
         square = np.maximum(own - (factor[i, :i] ** 2).sum(axis=0), least * own)
         factor[i, i] = np.sqrt(square)
         rest = gap[:, :, i] - np.einsum("lp,lpk->pk", factor[i, :i], white[:i])
-        white[i] = rest / factor[i, i][:, None]
         with np.errstate(over="ignore"):
-            length += white[i] ** 2
+            white[i] = np.clip(rest / factor[i, i][:, None], -_FARTHEST, _FARTHEST)
+        length += white[i] ** 2
         log += np.log(square)
     return length, log
