@@ -265,7 +265,8 @@ class Coupling(Constraint):
     Parameters
     ----------
     landmarks : int, (int, int) or None
-        Their number, of x and y; None: chosen by the held-out loss on the row sample.
+        Their number, of x and y; None: chosen by the held-out loss on the row sample. Pivots that
+        are given to the estimator are the landmarks, and no other number goes with them.
     choice : {"pivots", "kmeans"}
         Landmarks are pivots, or centres of k-means on the row sample.
     tol : float

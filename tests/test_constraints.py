@@ -282,12 +282,32 @@ def test_landmarks_may_be_given(rows):
     again = JointDistribution(**OPTIONS, constraint="coupling", pivots=twice).fit(x, y)
     expected = law.expect("y0", x[:200])
     np.testing.assert_allclose(again.expect("y0", x[:200]), expected, atol=2e-3)
+    numbers = constraints.Coupling(landmarks=(10, 15))
+    stated = JointDistribution(**OPTIONS, constraint=numbers, pivots=pivots).fit(x, y)
+    np.testing.assert_array_equal(stated.expect("y0", x[:9]), expected[:9])
     with pytest.raises(DataError, match="takes landmarks from the row sample"):
         JointDistribution(**OPTIONS, constraint="coupling", pivots="greedy").fit(x, y)
     with pytest.raises(DataError, match="kernel"):
         JointDistribution(
             kernel_x=kernels.Linear(), kernel_y=kernels.Gaussian(1.0), constraint="coupling"
         ).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "rank", "message"),
+    [
+        ({"landmarks": (10, 8)}, None, "15 given pivots of y are the landmarks .* asks for 8"),
+        ({"landmarks": 15}, None, "10 given pivots of x are the landmarks .* asks for 15"),
+        ({"choice": "kmeans"}, None, "choice='kmeans' has none to choose: give either pivots or"),
+        ({}, 12, "15 given pivots of y .* more than max_rank=12: raise max_rank, or give fewer"),
+    ],
+)
+def test_given_landmarks_take_no_other_options(rows, options, rank, message):
+    x, y = rows
+    pivots, constraint = (x[:10], y[:15]), constraints.Coupling(**options)
+    given = {**OPTIONS, "max_rank": rank, "constraint": constraint, "pivots": pivots}
+    with pytest.raises(DataError, match=message):
+        JointDistribution(**given).fit(x, y)
 
 
 def test_couplings_have_a_ridge_of_their_own(rows):

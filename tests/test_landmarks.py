@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from cme_dask import JointDistribution
+from cme_dask.constraints import Coupling, Pointwise
 from cme_dask.data.generate import Normal3
 from cme_dask.errors import DataError
 from cme_dask.kernels import Delta, Gaussian
 from cme_dask.learning.landmarks import choose_landmarks, landmark_number
 from cme_dask.numerics.coupling import solve_coupling
-from cme_dask.numerics.folds import fold_of_rows
+from cme_dask.numerics.folds import distinct_in_random_order, fold_of_rows
 from cme_dask.numerics.partition import PartitionBasis
 from cme_dask.numerics.problem import Regularization
 
@@ -31,6 +33,60 @@ def test_choices():
     assert choose_landmarks(Gaussian(0.1), x, w, 12, "kmeans").shape == (12, 1)
     with pytest.raises(DataError, match="choice must be one of pivots, kmeans, got 'first'"):
         choose_landmarks(Gaussian(0.1), x, w, 12, "first")
+
+
+def test_the_random_order_of_distinct_rows_is_of_ranks_alone():
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 9, (300, 3)) + 0.0  # many ranks come in several orders
+    first, which = distinct_in_random_order(rows)
+    order = rows[first]
+    assert len(np.unique(rows, axis=0)) == len(order)
+    np.testing.assert_array_equal(order[which], rows)
+    several = {
+        "units": rows * [1024.0, 2.0**-20, 1e5],
+        "offsets": rows + np.array([0.0, 1e6, -3.0]),
+        "rows": rows[rng.permutation(300)],
+        "twice": np.repeat(rows, 2, axis=0),
+        "monotone": np.exp(rows),
+    }
+    for name, other in several.items():
+        moved = {tuple(new): tuple(old) for new, old in zip(other, rows, strict=False)}
+        found = other[distinct_in_random_order(other)[0]]
+        if name in ("rows", "twice"):
+            np.testing.assert_array_equal(found, order, err_msg=name)
+        else:
+            np.testing.assert_array_equal([moved[tuple(row)] for row in found], order, name)
+    turned = rows[:, [2, 0, 1]]
+    np.testing.assert_array_equal(turned[distinct_in_random_order(turned)[0]], order[:, [2, 0, 1]])
+    # As good as random: neighbours in it are as far apart as any two rows.
+    near, any_two = (
+        np.abs(order - other).sum(axis=1).mean()
+        for other in (np.roll(order, 1, axis=0), rng.permutation(order))
+    )
+    assert near == pytest.approx(any_two, rel=0.1)
+
+
+@pytest.mark.parametrize("constraint", [Coupling(landmarks=9), Coupling(), Pointwise(landmarks=30)])
+def test_laws_do_not_depend_on_units_and_the_order_of_columns(constraint):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(250, 2))
+    y = np.sin(2 * x[:, :1]) + 0.3 * x[:, 1:] + 0.3 * rng.normal(size=(250, 1))
+    at = x[:5] + 0.1
+
+    def mean(scale=1.0, columns=(0, 1), unit=1.0):
+        model = JointDistribution(
+            kernel_x=Gaussian(0.6 * scale),
+            kernel_y=Gaussian(0.4 * unit),
+            constraint=constraint,
+            residual=False,
+            reg=1e-3,
+            tol=0.3,
+        ).fit(x[:, list(columns)] * scale, y * unit)
+        return model.conditional(at[:, list(columns)] * scale).mean() / unit
+
+    expected = mean()
+    for changed in ({"scale": 1024.0}, {"unit": 2.0**-20}, {"columns": (1, 0)}):
+        np.testing.assert_allclose(mean(**changed), expected, rtol=0, atol=1e-7, err_msg=changed)
 
 
 @pytest.mark.parametrize("choice", ["pivots", "kmeans"])

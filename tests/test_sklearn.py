@@ -214,6 +214,9 @@ def test_classes_of_a_store_are_the_labels_of_its_column(tmp_path):
         JointClassifier().fit(x)
 
 
+DAYS = np.where(np.arange(300) % 2, "2020-01-01", "2021-01-01").astype("M8[D]")
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -221,6 +224,15 @@ def test_classes_of_a_store_are_the_labels_of_its_column(tmp_path):
         (np.where(np.arange(300) == 7, np.nan, np.arange(300) % 2), r"1 \(first at row 7\)"),
         (np.array([None, *["a", "b"] * 150], dtype=object)[:300], r"1 \(first at row 0\)"),
         (np.linspace(0, 1, 300), "Unknown label type"),
+        (DAYS, r"holds times \(datetime64\[D\]\): convert it, .* text by \.astype\(str\)"),
+        (pd.Series(DAYS, name="day"), r"day must hold labels .* holds times \(datetime64"),
+        (pd.Series(DAYS).dt.tz_localize("UTC"), "holds objects of type Timestamp: convert it"),
+        (DAYS - DAYS[0], r"holds times \(timedelta64"),
+        (da.from_array(DAYS, chunks=100), r"holds times \(datetime64"),
+        (np.array([1, "1"] * 150, dtype=object), "objects of several types, int, str: convert it"),
+        (da.from_array(np.array([1, "1"] * 150, dtype=object), chunks=100), "of one type, .* text"),
+        (np.array([1, 2] * 150, dtype=object), "holds objects of type int: convert it"),
+        (np.array([b"a", b"b"] * 150), "holds values of type .S1: convert it"),
         (da.linspace(0.25, 1, 300, chunks=100), "labels must be whole numbers or texts"),
         (da.zeros((300, 2), chunks=100), r"labels must have shape \(n,\)"),
         (np.zeros((300, 2)), "1d array"),
@@ -231,6 +243,13 @@ def test_bad_labels_are_one_sentence(labels, message):
     for estimator in CLASSIFIERS:
         with pytest.raises(ValueError, match=message):
             clone(estimator).fit(x, labels, scheduler="synchronous")
+
+
+def test_bad_classes_are_one_sentence():
+    x, labels = table()[0], np.where(np.arange(300) % 2, "a", "b")
+    for classes in (np.array(["a", "b", 1], dtype=object), np.array(DAYS[:2])):
+        with pytest.raises(DataError, match="classes must hold labels that are numbers, booleans"):
+            JointClassifier().partial_fit(x, labels, classes=classes)
 
 
 def test_codes_of_lazy_labels_are_lazy():

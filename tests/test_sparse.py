@@ -157,7 +157,7 @@ def test_factorized_and_iterated_systems_give_one_solution():
 def test_a_refit_has_the_least_squares_coefficients_of_its_support(penalty, share):
     problem = small_problem(12, penalty)
     state, _ = solved(problem, share)
-    again = refitted(problem, state, 1e-10)
+    again = refitted(problem, state, 1e-10, 500)
     i, j = np.nonzero(state.point)
     columns = np.einsum("ka,kb->abk", problem.factor_x[i], problem.factor_y[j])
     columns = columns.reshape(problem.target.size, -1)
@@ -403,6 +403,19 @@ def test_relaxed_fits_are_nearer_to_the_dense_embedding(penalty, tmp_path):
         assert np.abs(normal).max() < 1e-9 * np.abs(np.prod([k.max() for k in kernels_x_y]))
     relaxed.save(tmp_path / "m.zarr")
     assert f"penalty {penalty}, relaxed" in repr(load(tmp_path / "m.zarr"))
+
+
+def test_refits_end_where_the_retained_points_span_everything():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (400, 1))
+    y = np.sin(2 * x) + 0.3 * rng.normal(size=(400, 1))
+    wide = {"tol": 1e-11, "reg": 1e-9, "n_gammas": 6, "n_folds": 2}
+    kernel_x, kernel_y = kernels.Gaussian(1.5), kernels.Gaussian(1.0)
+    given = {"kernel_x": kernel_x, "kernel_y": kernel_y, "penalty": "rows", "relax": True}
+    path = SparseEmbedding(**given, **wide).fit(x, y).path_
+    assert (path.gaps <= 1e-8).all()
+    assert path.distances[-1] < 1e-10 * path.dense_distance
+    assert np.abs(path.coefs[-1]).max() > 1e6
 
 
 def test_its_model_answers_any_function():

@@ -37,7 +37,13 @@ from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
 from cme_dask.numerics.embedding import check_ridges
-from cme_dask.numerics.labels import clipped_shares, entropy, missing_labels, nearest_shares
+from cme_dask.numerics.labels import (
+    check_label_types,
+    clipped_shares,
+    entropy,
+    missing_labels,
+    nearest_shares,
+)
 from cme_dask.numerics.logistic import (
     LogisticGradient,
     LogisticProblem,
@@ -169,7 +175,9 @@ class GrowingClassifier(LabelClassifier):
             if not np.array_equal(np.unique(classes), np.sort(self.classes_)):
                 raise DataError("classes belong to the first call of partial_fit: leave them out")
         elif classes is not None:
-            self._expected = np.unique(classes)
+            expected = np.asarray(classes)
+            check_label_types(expected, "classes")
+            self._expected = np.unique(expected)
         labels, weights = given_rows(y, Y, weights, sample_weight)
         try:
             super().partial_fit(
@@ -212,7 +220,8 @@ def labelled_sample(
     Raises
     ------
     DataError
-        If labels are missing and must not be, continuous, unknown, or all the same.
+        If labels are missing and must not be, times, of several types, continuous, unknown, or all
+        the same.
     """
     if y is None:
         return _stored_labels(open_sample(X, weights=weights))
@@ -226,6 +235,7 @@ def labelled_sample(
         if not missing:
             _check_labels(y, name)
         y = y[known_rows]
+        check_label_types(y, name)
         check_classification_targets(y)
         classes, found = np.unique(y, return_inverse=True)
         codes = np.full(len(known_rows), np.nan)

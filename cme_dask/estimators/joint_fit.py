@@ -46,7 +46,7 @@ from cme_dask.estimators.tuned import (
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, release_memory
 from cme_dask.learning.candidates import Tuning
-from cme_dask.learning.landmarks import CANDIDATES, choose_landmarks, landmark_number
+from cme_dask.learning.landmarks import CANDIDATES, check_given, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.conformal import check_by
@@ -568,7 +568,8 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
     Raises
     ------
     DataError
-        If a kernel can be negative, or pivots are to be chosen over all rows.
+        If a kernel can be negative, pivots are to be chosen over all rows, or options ask for other
+        landmarks than the pivots that are given.
     """
     rows, modes = context.rows.prefix(_LANDMARK_ROWS), [each.mode for each in context.pivots]
     categorical = tuple(columns.categorical for columns in context.sample.columns)
@@ -578,6 +579,7 @@ def partitions(context: FitContext, max_rank: int | None) -> list[PartitionBasis
             f"got pivots={tuple(modes)!r}"
         )
     constraint, seed = context.solver.constraint, context.seed
+    check_given(constraint, [each.points for each in context.pivots], max_rank)
     counts = constraint.counts or (1, 1)
     with one_blas_thread():
         if constraint.counts is None and "sampled" in modes:

@@ -66,7 +66,8 @@ class SparseEmbedding(EmbeddingEstimator):
     gap : float
         Duality gap of each solution relative to its objective.
     max_iter : int
-        Steps of the solver for each gamma at most.
+        Steps of the solver for each gamma at most; with ``relax`` as many again of the refit, which
+        mostly takes two.
     convergence : {"raise", "warn"}
         What happens where they do not suffice.
     kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds
@@ -272,10 +273,10 @@ class SparseEmbedding(EmbeddingEstimator):
             if gap <= self.gap:
                 continue
             message = (
-                f"the path of the penalty {self.penalty} ended with relative duality gap "
-                f"{gap:.1e} at gamma={gamma:.3g} after max_iter={self.max_iter} steps, the "
-                f"requested gap is {self.gap:.1e}: allow more steps, raise gap, gamma_ratio or the "
-                "ridge, or lower the rank"
+                f"the {'relaxed ' * path.relax}path of the penalty {self.penalty} ended with "
+                f"relative duality gap {gap:.1e} at gamma={gamma:.3g} after "
+                f"max_iter={self.max_iter} steps, the requested gap is {self.gap:.1e}: allow more "
+                "steps, raise gap, gamma_ratio or the ridge, or lower the rank"
             )
             if self.convergence == "raise":
                 hint = remedy("; convergence='warn' keeps such a path", "")

@@ -79,6 +79,44 @@ def choose_landmarks(
     return distinct[pivot_landmarks(kernel, distinct, np.bincount(which, weights), count)]
 
 
+def check_given(constraint: Coupling, given: Sequence[Array | None], max_rank: int | None) -> None:
+    """Refuse options that ask for other landmarks than the pivots that are given.
+
+    Parameters
+    ----------
+    constraint
+        The options.
+    given
+        The pivots of x and of y, shapes (m, d), or None where landmarks are to be chosen.
+    max_rank
+        As the user gave it.
+
+    Raises
+    ------
+    DataError
+        If numbers of landmarks are others, or more than ``max_rank``, or all points are given
+        where the options choose them.
+    """
+    for i, points in enumerate(given):
+        if points is None:
+            continue
+        those = f"the {len(points)} given pivots of {'xy'[i]} are the landmarks of the coupling"
+        if constraint.counts is not None and constraint.counts[i] != len(points):
+            raise DataError(
+                f"{those}, and landmarks asks for {constraint.counts[i]}: give either pivots or a "
+                "number of landmarks"
+            )
+        if max_rank is not None and max_rank < len(points):
+            raise DataError(
+                f"{those}, more than max_rank={max_rank}: raise max_rank, or give fewer pivots"
+            )
+    if constraint.choice != "pivots" and all(points is not None for points in given):
+        raise DataError(
+            f"given pivots are the landmarks of the coupling, so that choice={constraint.choice!r} "
+            "has none to choose: give either pivots or a choice"
+        )
+
+
 def _centres(
     rows: Array, weights: Array, count: int, seed: int, categorical: Sequence[bool]
 ) -> Array:

@@ -430,7 +430,9 @@ class ConditionalLaw:
         as a normal density, and a share is the normal one with the moments of the law. The density
         has the mean and the covariance of the law and integrates to one; see
         :func:`cme_dask.numerics.smoothing.log_density`. A law with a location in normal scores is
-        smoothed in scores without kinks, where it has these moments.
+        smoothed in scores without kinks, where it has these moments. Where y is bounded or
+        semi-discrete, a law with a location has them only nearly: its atoms are brought within the
+        bounds, but not to single values, and spread as if y had neither.
 
         Parameters
         ----------

@@ -38,11 +38,11 @@ class Calibration:
               \exp \sum_{k=2}^4 c_{jk} P_k(2 F_j(s) - 1)\Bigr)^e,
 
     where :math:`F_j(s)` is the level of the cell under the law itself: the probability of a smaller
-    value of column j, and half of that of the same one. Without the polynomials of Legendre,
-    :math:`F_j` is followed by the distribution function of a Beta(1 + a_j, 1 + b_j) variable:
-    positive exponents narrow a law that is too wide, negative ones widen one that is too narrow.
-    Polynomials change its middle and leave its ends. The effective support e of x, from 0 to 1,
-    lets a law far from all data stay what it is.
+    value of column j, and half of that of the same one, clipped to [0.001, 0.999]. Without the
+    polynomials of Legendre, :math:`F_j` is followed by the distribution function of a
+    Beta(1 + a_j, 1 + b_j) variable: positive exponents narrow a law that is too wide, negative ones
+    widen one that is too narrow. Polynomials change its middle and leave its ends. The effective
+    support e of x, from 0 to 1, lets a law far from all data stay what it is.
 
     Parameters
     ----------

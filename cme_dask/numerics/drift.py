@@ -309,8 +309,8 @@ def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Ar
 
     .. math:: (H + \rho)^{-1/2} \big(S_P S^{-1} \mathrm E_Q[\phi e^T]
               - S_Q S^{-1} \mathrm E_P[\phi e^T]\big), \quad \phi = (N_X, 1), \quad
-              S = S_P + S_Q + r, \quad H = S_P S^{-1} S_Q, \quad
-              r = \mathrm{tr}(S) / n, \quad \rho = \mathrm{tr}(H) / 100
+              S = S_P + S_Q + r, \quad H = (S_P S^{-1} S_Q + S_Q S^{-1} S_P) / 2, \quad
+              r = \mathrm{tr}(S_P + S_Q) / n, \quad \rho = \mathrm{tr}(H) / 100
 
     with sums over both sets of rows in the place of the moments S_P and S_Q of phi, divided by the
     number n of all rows, and residuals e of the basis functions and columns of y under one
@@ -347,7 +347,7 @@ def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Ar
     whole[np.diag_indices(len(whole))] += np.trace(whole) / n
     slope = solve(whole, cross, assume_a="pos")
     of_old, of_new = (solve(whole, gram, assume_a="pos").T for gram in (old, new))
-    vectors, lam = eigenbasis(of_old @ new)
+    vectors, lam = eigenbasis(of_old @ new)  # of the symmetric part
     root = (vectors / np.sqrt(lam + _WHITENING * lam.sum())) @ vectors.T
     terms = []
     for (grams, crosses), change in zip(parts, (-root @ of_new, root @ of_old), strict=True):

@@ -46,11 +46,11 @@ def number_hash(salt: int, numbers: Array) -> Array:
     salt
         Distinguishes independent uses; any non-negative integer below 2**64.
     numbers
-        64-bit integers without a sign, shape (n,).
+        64-bit integers without a sign, of any shape.
 
     Returns
     -------
-    uint64 array of shape (n,)
+    uint64 array of this shape
     """
     z = np.array([salt], dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
@@ -73,13 +73,26 @@ def value_hash(salt: int, rows: Array) -> Array:
 def distinct_in_random_order(rows: Array) -> tuple[Array, Array]:
     """Positions of distinct rows (k,), and for each row (n,) which of them it equals.
 
-    They are in an order that depends on their values alone and is as good as random: so rows that
-    come twice count as one of twice the weight.
+    The order is as good as random, and rows that come twice count as one of twice the weight. It
+    depends on the ranks of the values within their columns alone: not on the order of the rows, nor
+    on units and offsets, nor on the order of the columns (unless exchanging columns gives the same
+    rows again).
     """
+    rows = np.asarray(rows)
     _, first, which = np.unique(
         value_hash(_VALUE_SALT, rows), return_index=True, return_inverse=True
     )
-    return first, which.ravel()
+    ranks = np.stack([np.unique(c, return_inverse=True)[1].ravel() for c in rows[first].T], axis=1)
+    # A sum of hashes over the columns is the same for ranks (3, 5) and (5, 3). So each column gets
+    # a hash of its own first, a sum over the rows; all sums are modulo 2**64.
+    hashes = number_hash(_VALUE_SALT, ranks.astype(np.uint64))
+    both = hashes + hashes.sum(axis=1, keepdims=True)
+    columns = number_hash(_VALUE_SALT, both).sum(axis=0)
+    sums = number_hash(_VALUE_SALT, hashes + columns).sum(axis=1)
+    order = np.lexsort((*ranks.T, sums))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return first[order], place[which.ravel()]
 
 
 def sklearn_seed(seed: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.optimize import minimize
 
+from cme_dask.errors import DataError
 from cme_dask.numerics.measure import project
 
 Array = Any
@@ -166,3 +167,32 @@ def missing_labels(labels: Array) -> Array:
         return np.zeros(len(labels), dtype=bool)
     none = "NoneType", "NAType", "NaTType"
     return np.array([type(v).__name__ in none or v != v for v in labels.tolist()], dtype=bool)
+
+
+def check_label_types(labels: Array, name: str, plain: tuple[type, ...] = (str,)) -> None:
+    """DataError unless labels are numbers, booleans or texts, as they stay when a model is saved.
+
+    Parameters
+    ----------
+    labels
+        Labels, shape (n,); of objects none is missing.
+    name
+        What messages call them.
+    plain
+        Types that objects may have, all the same one.
+    """
+    dtype = labels.dtype
+    content = f"values of type {dtype}" if dtype.kind in "SV" or dtype.char == "g" else ""
+    if dtype.kind in "mM":
+        content = f"times ({dtype})"
+    elif dtype.kind == "O":
+        types = sorted({type(label).__name__ for label in labels.tolist()})
+        if len(types) > 1:
+            content = f"objects of several types, {', '.join(types)}"
+        elif not all(isinstance(label, plain) for label in labels.tolist()):
+            content = f"objects of type {types[0]}"
+    if content:
+        raise DataError(
+            f"{name} must hold labels that are numbers, booleans or texts, all of one type, and it "
+            f"holds {content}: convert it, for example to text by .astype(str)"
+        )

@@ -32,7 +32,8 @@ _COOLING = 300.0  # by how much sigma falls from one gamma to the next
 _FACTORIZED = 1_000  # unknowns of l1 up to which systems are factorized
 _CG = 500  # iterations of conjugate gradients at most
 _ROUGH, _FINE = 0.1, 1e-6  # their relative residuals: on a scattered support, and on groups
-_REFITS, _ROUNDING = 20, 1e-15  # steps of a refit at most; its ridge over unknowns and diagonal
+_ROUNDING = 1e-15  # ridge of a refit over unknowns and diagonal
+_EPS = float(np.finfo(np.float64).eps)
 _TINY = np.finfo(np.float64).tiny
 
 # Penalties: sums of norms of groups of entries
@@ -444,7 +445,7 @@ def conjugate_gradients(
 # The coefficients on a support, without the penalty
 
 
-def refitted(problem: SparseProblem, state: SparseState, tol: float) -> SparseState:
+def refitted(problem: SparseProblem, state: SparseState, tol: float, max_iter: int) -> SparseState:
     r"""The state with the coefficients on its support that are nearest to the dense embedding.
 
     .. math:: \min_M |B - L_X^T M L_Y|_F^2 \quad \text{such that} \quad
@@ -461,12 +462,16 @@ def refitted(problem: SparseProblem, state: SparseState, tol: float) -> SparseSt
         The solution with the penalty.
     tol
         Gap at which to stop.
+    max_iter
+        Least-squares steps at most; each after the first only makes good the rounding of those
+        before.
 
     Returns
     -------
     state : SparseState
         Its gap is the larger one of that of the solution, and of |E|_F^2 above its minimum,
-        relative to it, by the normal equations. Its objective remains that of the solution.
+        relative to it, by the normal equations; what the rounding of L_X^T M L_Y makes of |E|_F^2
+        does not count. Its objective remains that of the solution.
 
     Notes
     -----
@@ -474,11 +479,15 @@ def refitted(problem: SparseProblem, state: SparseState, tol: float) -> SparseSt
     """
     point, residual, gap = state.point, state.residual, np.inf
     solve = _least_squares(problem, point != 0.0)
-    floor = float(np.finfo(np.float64).eps * (problem.target**2).sum())
-    for _ in range(_REFITS):
+    floor = _EPS * float((problem.target**2).sum())
+    sizes = replace(problem, factor_x=abs(problem.factor_x), factor_y=abs(problem.factor_y))
+    for _ in range(max_iter):
         step = solve(residual)
         fall = float((problem.lift(residual) * step).sum())
-        gap = fall / max(float((residual**2).sum()) - fall, floor, _TINY)
+        # A support that spans all functions has the minimum 0, and coefficients of ill-conditioned
+        # Gram matrices are so large that rounding alone keeps |E| from it.
+        rounding = (_EPS * float(np.linalg.norm(sizes.embed(abs(point))))) ** 2
+        gap = max(fall - rounding, 0.0) / max(float((residual**2).sum()) - fall, floor, _TINY)
         if gap <= tol:
             break
         point = point + step
@@ -543,12 +552,12 @@ def sparse_path(
     tol, max_iter
         Relative duality gap, and steps for each gamma at most.
     relax
-        Whether the states are :func:`refitted`.
+        Whether the states are :func:`refitted`, in at most so many steps again.
     """
     last: SparseState | None = None
     for gamma in gammas:
         state, steps = iterate(SparseSolver(problem, float(gamma), tol, last), max_iter)
-        yield (refitted(problem, state, tol) if relax else state), steps
+        yield (refitted(problem, state, tol, max_iter) if relax else state), steps
         last = state
 
 

@@ -34,7 +34,7 @@ from cme_dask.data.sources import ArraySource, RowFunction, RowSource, ZarrSourc
 from cme_dask.data.store import open_zarr
 from cme_dask.errors import DataError
 from cme_dask.numerics.folds import EXACT
-from cme_dask.numerics.labels import missing_labels
+from cme_dask.numerics.labels import check_label_types, missing_labels
 
 # Dask DataFrames and Series as Dask arrays of known chunks, without gathering rows
 
@@ -334,13 +334,23 @@ def coded(y: Any, *, missing: bool = False) -> tuple[Array, Array]:
     ------
     DataError
         If the shape is another, labels are no integers, texts or booleans (nor floats that are
-        whole), or there are too many.
+        whole), or of several types, or there are too many.
     """
     import dask.array as da  # slow to import, and few fits need it
 
     labels = chunked_labels(y)
     known = labels.map_blocks(_known_labels) if missing and labels.dtype.kind in "fO" else labels
-    classes = np.asarray(da.unique(known).compute())
+    check_label_types(np.empty(0, labels.dtype), "y")
+    try:
+        classes = np.asarray(da.unique(known).compute())
+    except TypeError as error:
+        if known.dtype.kind != "O":
+            raise
+        raise DataError(
+            f"y must hold labels of one type, such as texts, and it holds objects: {error}; "
+            "convert it, for example to text by .astype(str)"
+        ) from error
+    check_label_types(classes, "y", (str, bool, int, float))
     if classes.dtype.kind == "f" and not (classes == np.floor(classes)).all():
         raise DataError(f"labels must be whole numbers or texts, y holds {classes[:3].tolist()}")
     if len(classes) > _MOST:
