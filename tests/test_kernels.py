@@ -94,16 +94,11 @@ def sample(d, n=40, seed=0, offset=0.0):
 
 
 @pytest.mark.parametrize("kernel", SIMPLE[:6], ids=repr)
-@pytest.mark.parametrize("xp", [np, array_api_strict], ids=["numpy", "strict"])
-def test_no_square_of_a_value_is_subnormal(kernel, xp):
+def test_no_square_of_a_value_is_subnormal(kernel):
     """At any distance; many processors take a hundred times as long for products with these."""
     X = np.concatenate([np.linspace(0.0, 60.0, 4001), np.geomspace(60.0, 1e9, 2000)])[:, None]
     Z = np.array([[0.0], [0.3]])
-    for block in (
-        kernel(xp.asarray(X), xp.asarray(Z)),
-        kernel.formula(xp, *map(xp.asarray, (X, Z))),
-    ):
-        values = np.asarray(block)
+    for values in (kernel(X, Z), kernel.formula(np, X, Z)):
         assert ((values == 0.0) | (values**2 >= np.finfo(float).tiny)).all()
         assert values[0, 0] == 1.0
 

@@ -57,6 +57,15 @@ def test_a_row_of_much_leverage_does_not_decide(rows):
     assert (np.abs(error_of_all(fewer, some, share, seen) - usual) < 0.03).all()
 
 
+@pytest.mark.parametrize("zeros", [0.5, 0.95])
+def test_errors_count_where_most_are_zero(zeros):
+    rng = np.random.default_rng(0)
+    some = np.where(rng.random(4000) < zeros, 0.0, 1.0)[:, None]
+    found = error_of_all(1.1 * some, some, np.ones(4000), (0.8, 0.9))
+    power = np.log(1 / 0.9) / np.log(0.9 / 0.8)
+    assert found == pytest.approx(1.1**-power, abs=0.02)
+
+
 def test_what_noise_explains_changes_nothing():
     fewer, some = RNG.exponential(size=(2, 50, 1))
     both = error_of_all(fewer, some, np.ones(50), (0.6, 0.8))

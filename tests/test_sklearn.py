@@ -245,6 +245,12 @@ def test_bad_labels_are_one_sentence(labels, message):
             clone(estimator).fit(x, labels, scheduler="synchronous")
 
 
+def test_objects_that_are_texts_are_labels():
+    x, labels = table()[0], np.array([*map(np.str_, "ab"), "a", "b"] * 75, dtype=object)
+    fit = EmbeddingClassifier(kernel_x=kernels.Gaussian(1.0), reg=1e-3, tol=1e-2)
+    assert fit.fit(x, labels, scheduler="synchronous").classes_.tolist() == ["a", "b"]
+
+
 def test_bad_classes_are_one_sentence():
     x, labels = table()[0], np.where(np.arange(300) % 2, "a", "b")
     for classes in (np.array(["a", "b", 1], dtype=object), np.array(DAYS[:2])):

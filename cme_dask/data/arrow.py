@@ -222,11 +222,6 @@ def coordinate_names(array: Any) -> list[str] | None:
     return [str(name) for name in array.coords[last].values] if last in array.coords else None
 
 
-def is_dask_frame(value: Any) -> bool:
-    """Whether this is a DataFrame or a Series of Dask."""
-    return hasattr(value, "dask") and hasattr(value, "map_partitions")
-
-
 def is_dataset(value: Any) -> bool:
     """Whether this is a Dataset of xarray.
 

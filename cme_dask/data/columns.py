@@ -14,6 +14,11 @@ Array = Any
 _MANY = 40  # names, which are then not all listed
 
 
+def is_dask_frame(value: Any) -> bool:
+    """Whether this is a DataFrame or a Series of Dask."""
+    return hasattr(value, "dask") and hasattr(value, "map_partitions")
+
+
 @dataclass(frozen=True)
 class Imputation:
     """What takes the place of missing values, and the columns that say where it did.

@@ -22,7 +22,7 @@ import numpy as np
 import sklearn.exceptions
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from cme_dask.config import MAX_RANK, MISSING, VARIABLES
+from cme_dask.config import MAX_RANK, MISSING
 from cme_dask.data.arrow import is_dataset
 from cme_dask.data.columns import Columns
 from cme_dask.data.sample import Sample
@@ -33,7 +33,6 @@ from cme_dask.estimators.context import (
     FitContext,
     Pivots,
     Progress,
-    check_ranges,
     choose_kernel,
     warn_of_length,
 )
@@ -506,7 +505,6 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
         kernels, short = [], False
         made: list[Kernel] = []
         for i, name in enumerate(self._kernels):
-            check_ranges(rows, i, sample.columns[i], VARIABLES[i])
             given = getattr(self, name)
             several = self._several and isinstance(given, (list, tuple))
             made = []
@@ -707,9 +705,9 @@ class MeanRegressor(RegressorMixin, Estimator):  # type: ignore[misc]
 
     def _adopt(self, X: Any, Y: Any, sample: Sample) -> None:
         """Keep the shape of predictions."""
-        ndim = 2 if is_dataset(Y) else getattr(Y, "ndim", None)
-        if ndim is None:
-            ndim = np.asarray(Y).ndim  # None and paths have none
+        ndim = getattr(Y, "ndim", None)
+        if ndim is None:  # None and paths have none, and those of a Dataset are by variable
+            ndim = 2 if is_dataset(Y) else np.asarray(Y).ndim
         count = len(sample.columns[1].names)
         self._shape = () if count == 1 and ndim < 2 else (count,)
 

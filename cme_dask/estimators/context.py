@@ -25,12 +25,7 @@ from cme_dask.kernels import Categorical, Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.learning.regression import MeanKernel
-from cme_dask.learning.transforms import (
-    HEURISTIC_ROWS,
-    constant_columns,
-    default_kernel,
-    tiny_columns,
-)
+from cme_dask.learning.transforms import HEURISTIC_ROWS, constant_columns, default_kernel
 from cme_dask.models.points import query_points
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.cells import CellReduction
@@ -70,6 +65,8 @@ IN_ROUNDS = ("greedy", "random")
 _WORD = 8
 _ROW_SAMPLE_WORDS = 4  # per row of the row sample beside its values: key, index, weight, importance
 _CHECK_EVERY = 16
+_ROUNDING = 1e-14  # half a range relative to the largest value: less is a constant
+_LEAST_RANGES = {"x": 1e-290, "y": 1e-150, "z": 1e-290}  # half of them: those of y are squared
 _TOP_UP_SPAN = 0.5
 _FEW_ROWS, _FEW_TOL = 2048, 1e-9  # of bases for trials on the row sample
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
@@ -216,7 +213,24 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
 
 
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
-    """The given kernel, checked against the columns of variable ``i``, or the default one."""
+    """The given kernel, checked against the columns of variable ``i``, or the default one.
+
+    Raises
+    ------
+    DataError
+        If the kernel does not fit, or a numeric column varies, but by next to nothing.
+    """
+    seen = rows.parts[i][rows.importance > 0.0]
+    low, high = seen.min(axis=0), seen.max(axis=0)
+    rounding = _ROUNDING * np.maximum(abs(low), abs(high))
+    half = high / 2 - low / 2  # whole differences may leave the range
+    for j in np.flatnonzero((half > rounding) & (half < _LEAST_RANGES[VARIABLES[i]])):
+        if not columns.categorical[j]:
+            raise DataError(
+                f"values of column {columns.names[j]!r} of {VARIABLES[i]} vary by only "
+                f"{2.0 * half[j]:.2g}, too little for floating-point numbers to compute with: "
+                "give the column in units that make its values larger"
+            )
     if kernel is None or (isinstance(kernel, str) and kernel == "median"):
         warn_of_constants(rows, i, columns, VARIABLES[i])
         few = rows.prefix(HEURISTIC_ROWS)
@@ -255,22 +269,6 @@ def _with_indicators(kernel: Kernel, columns: Columns) -> Kernel:
         return kernel
     both: Kernel = kernel.on([*range(given)]) * Categorical(1.0).on([*range(given, count)])
     return both
-
-
-def check_ranges(rows: RowSample, i: int, columns: Columns, variable: str) -> None:
-    """DataError on numeric columns of variable ``i`` whose values vary, but by next to nothing.
-
-    Of y, variances are computed.
-    """
-    part = rows.parts[i]
-    tiny = tiny_columns(part, rows.importance, columns.categorical, squares=variable == "y")
-    if tiny:
-        values = part[:, tiny[0]]
-        raise DataError(
-            f"values of column {columns.names[tiny[0]]!r} of {variable} vary by only "
-            f"{np.ptp(values):.2g}, too little for floating-point numbers to compute with: "
-            "give the column in units that make its values larger"
-        )
 
 
 def warn_of_constants(rows: RowSample, i: int, columns: Columns, variable: str) -> None:

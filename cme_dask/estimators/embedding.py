@@ -37,9 +37,9 @@ class ConditionalMeanEmbedding(EmbeddingEstimator):
     ridge of the cross-validation follows from them. The answers are signed: laws come from
     :class:`JointDistribution`.
 
-    The paper has no mean: its weights of rows have the sum :meth:`EmbeddingModel.mass`, and what
-    they lack of one, all rows have alike here. So a constant added to y is added to predictions,
-    which far from the data tend to the mean. The embedding mu(x) itself is the paper's.
+    The paper has no mean: the sum of its weights of rows, :meth:`EmbeddingModel.mass`, is not one.
+    Here the remainder is spread evenly over all rows. So a constant added to y is added to
+    predictions, which far from the data tend to the mean. The embedding mu(x) is the paper's.
 
     Parameters
     ----------

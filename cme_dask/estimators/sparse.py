@@ -70,8 +70,10 @@ class SparseEmbedding(EmbeddingEstimator):
         mostly takes two.
     convergence : {"raise", "warn"}
         What happens where they do not suffice.
-    kernel_x, kernel_y, tol, reg, criterion, pivots, span, sample_size, n_folds
+    kernel_x, kernel_y, tol, reg, pivots, span, sample_size, n_folds
         Of the dense embedding, as in :class:`ConditionalMeanEmbedding`.
+    criterion : {"surrogate", "squared"}
+        Likewise; the surrogate loss by default, since any function of y may be asked for.
     accuracy, missing, random_state
         Likewise.
     max_rank : int, optional

@@ -141,7 +141,7 @@ def exponentiate(
 ) -> None:
     """Turn exponents of at most 0, and rounding above, into ``exp(out) - 1e-152`` or 0, in place.
 
-    Most processors take a hundred times as long for a product with a subnormal number (below
+    Many processors take a hundred times as long for a product with a subnormal number (below
     2e-308, or below 1e-154 where it is multiplied with another such). Of kernels whose length
     scale is short against the data, one number in eighty was one, and a pass took eight times as
     long. What is subtracted is far below rounding wherever a kernel is more than 1e-136.
@@ -150,10 +150,13 @@ def exponentiate(
     """
     if log:
         ops.minimum(out, 0.0, out=out)
-    else:
-        ops.clip(out, _LEAST_EXPONENT, 0.0, out=out)
+    elif is_numpy_array(out):
+        np.clip(out, _LEAST_EXPONENT, 0.0, out=out)
+        np.exp(out, out=out)
+        np.subtract(out, _LEAST, out=out)
+    else:  # GPUs multiply all numbers alike, and each call takes time to start
+        ops.minimum(out, 0.0, out=out)
         ops.exp(out, out=out)
-        ops.subtract(out, _LEAST, out=out)
 
 
 def exponentials(xp: Any, exponents: Array) -> Array:

@@ -73,32 +73,33 @@ class DistanceEvaluator(BlockEvaluator):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
         self.centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
         self._factor, self._smooth = kernel.factor, kernel.smooth
-        self._v = self._scaled(Z)
-        if self._smooth:
-            squares = self._factor * xp.sum(self._v * self._v, axis=1, keepdims=True)
-            self._v = xp.concat([self._v, xp.ones_like(squares), squares], axis=1)
-
-    def _scaled(self, rows: Array) -> Array:
-        """The rows u; of those whose squares would overflow, only that they are far counts."""
         with np.errstate(over="ignore"):
-            u = (rows - self.centre) / self._scale
-        reach = _reach(self.xp, u)
-        return self.xp.clip(u, -reach, reach)
+            v = (Z - self.centre) / self._scale
+            squares = xp.sum(v * v, axis=1, keepdims=True)
+        if m and not math.isfinite(float(xp.max(squares))):  # that they are far is all that counts
+            reach = _reach(xp, v)
+            v = xp.clip(v, -reach, reach)
+            squares = xp.sum(v * v, axis=1, keepdims=True)
+        self._v = v
+        if self._smooth:
+            self._v = xp.concat([v, xp.ones_like(squares), self._factor * squares], axis=1)
 
     def load(self, X: Array) -> None:
         """Take the rows X, shape (n, d), until the next call."""
         xp, (n, d) = self.xp, X.shape
-        u = self._scaled(X).T
-        self._X, self._u, self._far = X, u, []
+        with np.errstate(over="ignore"):
+            u = ((X - self.centre) / self._scale).T
+            squares = xp.sum(u * u, axis=0)
+        self._X, self._far = X, []
+        if n and float(xp.max(squares)) > _FAR:
+            far = squares > _FAR
+            self._far = to_numpy(xp.nonzero(far)[0]).tolist()
+            u, squares = xp.where(far, 0.0, u), xp.where(far, 0.0, squares)
+        self._u = u
         if self._smooth:
             self._u = xp.empty((d + 2, n), dtype=u.dtype, device=device(u))
             self._u[:d, :] = u
             u = self._u[:d, :]
-        squares = xp.sum(u * u, axis=0)
-        if n and float(xp.max(squares)) > _FAR:
-            (positions,) = xp.nonzero(squares > _FAR)
-            self._far = to_numpy(positions).tolist()
-        if self._smooth:
             self._u[d, :] = self._factor * squares
             self._u[d + 1, :] = 1.0
             self.ops.multiply(u, -2.0 * self._factor, out=u)

@@ -26,7 +26,6 @@ RARE_SHARE = 1e-3
 
 _CONSTANT = 1e-14  # range relative to the largest value
 _LEAST = 1e-290  # range: one may still divide by it
-_LEAST_SQUARED = 1e-150  # range whose square is still a normal number
 _STEEPEST = 1e100  # slope of a tail relative to that of the whole map: scores stay finite
 _QUARTILE = 0.6744897501960817  # of the standard normal law
 
@@ -116,29 +115,8 @@ def constant_columns(rows: Array, weights: Array, categorical: Sequence[bool]) -
     ]
 
 
-def tiny_columns(
-    rows: Array, weights: Array, categorical: Sequence[bool], squares: bool
-) -> list[int]:
-    """Positions of the numeric columns that vary by less than their units allow.
-
-    Parameters
-    ----------
-    rows, weights, categorical
-        As in :func:`learn_transform`.
-    squares
-        Whether deviations are squared, and not divided by alone.
-    """
-    least = _LEAST_SQUARED if squares else _LEAST
-    columns = (np.sort(column[weights > 0]) for column in rows.T)
-    return [
-        j
-        for j, (column, is_coded) in enumerate(zip(columns, categorical, strict=True))
-        if not is_coded and _is_constant(column, least) and not _is_constant(column, 0.0)
-    ]
-
-
-def _is_constant(values: Array, least: float = _LEAST) -> bool:
-    least = max(_CONSTANT * np.abs(values).max(), least)
+def _is_constant(values: Array) -> bool:
+    least = max(_CONSTANT * np.abs(values).max(), _LEAST)
     # The difference of two values may leave the range, that of their halves can't.
     return bool(values[-1] / 2 - values[0] / 2 <= least / 2)
 

@@ -277,8 +277,8 @@ class EmbeddingModel(LinearEmbedding):
     ) -> FloatArray | tuple[FloatArray, FloatArray]:
         """E[f(Y) | X = x] = E f + psi_X(x)^T (diag(lam_X) + r)^-1 E[psi_X (f - E f)].
 
-        Signed: an event's answer may leave [0, 1]. What the embedding's weights lack of one, see
-        :meth:`mass`, all rows have alike.
+        Signed: an event's answer may leave [0, 1]. The remainder 1 - mass, see :meth:`mass`, is
+        spread evenly over all rows.
 
         Parameters
         ----------

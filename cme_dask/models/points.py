@@ -22,13 +22,12 @@ from cme_dask.data.arrow import (
     has_columns,
     holds_times,
     is_arrow,
-    is_dask_frame,
     is_data_array,
     is_dataset,
     recorded_units,
     unmasked,
 )
-from cme_dask.data.columns import Columns, check_points
+from cme_dask.data.columns import Columns, check_points, is_dask_frame
 from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, UnseenCategoryWarning, warn
 from cme_dask.kernels import Kernel

@@ -126,7 +126,7 @@ class SparseModel(LinearEmbedding):
     .. math:: \mathrm E[f(Y) | x] = \sum_j (w_j(x) + (1 - \sum_l w_l(x)) v_j) f(y_j), \quad
               w_j(x) = \sum_i M_{ij} k_X(x_i, x)
 
-    where weights v >= 0 of sum one stand for all rows: these have alike what w lacks of one.
+    where weights v >= 0 of sum one stand for all rows: the remainder 1 - sum w is spread over them.
 
     Made by :class:`cme_dask.SparseEmbedding` or :func:`cme_dask.load`; needs neither data nor Dask.
 
@@ -203,7 +203,10 @@ class SparseModel(LinearEmbedding):
         return result[:, 0] if single else result
 
     def weights(self, X: Any) -> FloatArray:
-        """Signed weights of the points ``points_y``, of sum one, shape (n, k_Y).
+        """Signed weights of the points ``points_y``, shape (n, k_Y).
+
+        Their sum is one, but for models from files of earlier versions. That of the weights without
+        the remainder is :meth:`mass`.
 
         Parameters
         ----------

@@ -39,8 +39,8 @@ class ConditionalEmbedding:
               = \sum_i f(y_i) [(K_X + n r)^{-1} k_X(X, x)]_i
 
     with the kernel that the basis spans, L L^T, as K_X: the two forms are equal. Its weights are
-    signed, and their sum, E[1 | x], is not one. :meth:`answers` gives all rows alike what it lacks:
-    else answers would be off by a share of f's own level.
+    signed, and their sum, E[1 | x], is not one. :meth:`answers` spreads the remainder 1 - E[1 | x]
+    evenly over all rows: else answers would be off by a share of f's own level.
 
     Attributes
     ----------

@@ -186,7 +186,8 @@ def check_label_types(labels: Array, name: str, plain: tuple[type, ...] = (str,)
     if dtype.kind in "mM":
         content = f"times ({dtype})"
     elif dtype.kind == "O":
-        types = sorted({type(label).__name__ for label in labels.tolist()})
+        of_text = (str(label) if isinstance(label, str) else label for label in labels.tolist())
+        types = sorted({type(label).__name__ for label in of_text})  # NumPy's texts are texts
         if len(types) > 1:
             content = f"objects of several types, {', '.join(types)}"
         elif not all(isinstance(label, plain) for label in labels.tolist()):

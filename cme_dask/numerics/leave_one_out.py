@@ -62,8 +62,8 @@ class LeaveOneOut(Reduction[Array, tuple[Array, Array]]):
     row i, with the same bases and the same penalty n r |C|^2 on the sum of squares. The result has
     shapes (R,) and (R,).
 
-    Of functions F less their means, whose means without row i are others, the residual is less by
-    ``F(y_i) (1 - m_i) p_i / (1 - p_i)``, m_i the fitted E[1 | x_i].
+    Functions F less their means have another mean without row i. The residual F(y_i) - C psi(x_i)
+    then grows by ``F(y_i) (1 - m_i) p_i / (1 - p_i)``, m_i the fitted E[1 | x_i].
 
     Parameters
     ----------

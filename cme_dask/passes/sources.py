@@ -20,7 +20,6 @@ from cme_dask.data.arrow import (
     dataset_frame,
     frame_values,
     is_arrow,
-    is_dask_frame,
     is_data_array,
     is_dataset,
     is_number,
@@ -28,7 +27,7 @@ from cme_dask.data.arrow import (
     series_values,
     unmasked,
 )
-from cme_dask.data.columns import Columns
+from cme_dask.data.columns import Columns, is_dask_frame
 from cme_dask.data.sample import Sample, open_store
 from cme_dask.data.sources import ArraySource, RowFunction, RowSource, ZarrSource, applied
 from cme_dask.data.store import open_zarr
