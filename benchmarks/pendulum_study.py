@@ -300,8 +300,8 @@ class Table:
         model = quietly(fit, self.x, self.y).model_
         fresh = transitions(_TEST, 999)[0]
         weights = _KERNELS[0](fresh, self.x) @ self.weights
-        lacking = 1.0 - weights.sum(axis=1, keepdims=True)  # of one, which goes to all rows
-        plain = weights @ self.y + lacking * self.y.mean(axis=0)
+        remainder = 1.0 - weights.sum(axis=1, keepdims=True)  # spread evenly over all rows
+        plain = weights @ self.y + remainder * self.y.mean(axis=0)
         return {
             "coefs": self.weights.size,
             "norm": float(np.linalg.norm(self.target)),

@@ -55,9 +55,9 @@ def test_it_is_the_dense_form_on_the_rows(reg, duplicated, seed):
     weights = at @ model.rows(L, p)
     assert np.abs(weights - dense).max() <= accuracy * np.abs(dense).max() + 1e-15
     constant, slope = model.answers(mean)
-    lacking = 1.0 - dense.sum(axis=1, keepdims=True)  # it goes to all rows
+    remainder = 1.0 - dense.sum(axis=1, keepdims=True)  # spread over all rows
     for found, plain in (
-        (constant + at @ slope, dense @ functions(Y) + lacking * (p @ functions(Y))),
+        (constant + at @ slope, dense @ functions(Y) + remainder * (p @ functions(Y))),
         (at @ model.one(mean), dense.sum(axis=1)),
     ):
         assert np.abs(found - plain).max() <= accuracy * max(1.0, np.abs(dense).sum(axis=1).max())

@@ -58,7 +58,7 @@ def dense(L, at, shares, reg):
 
 
 def with_all_rows(weights, shares):
-    """Weights that have the sum one: what they lack goes to all rows."""
+    """Weights of sum one: the remainder is spread over all rows."""
     return weights + (1.0 - weights.sum(axis=1))[:, None] * shares
 
 

@@ -95,7 +95,7 @@ def sample(d, n=40, seed=0, offset=0.0):
 
 @pytest.mark.parametrize("kernel", SIMPLE[:6], ids=repr)
 def test_no_square_of_a_value_is_subnormal(kernel):
-    """At any distance; many processors take a hundred times as long for products with these."""
+    """At any distance; many processors take far longer for products with these."""
     X = np.concatenate([np.linspace(0.0, 60.0, 4001), np.geomspace(60.0, 1e9, 2000)])[:, None]
     Z = np.array([[0.0], [0.3]])
     for values in (kernel(X, Z), kernel.formula(np, X, Z)):

@@ -205,7 +205,7 @@ def fitted(table):
 
 
 def with_all_rows(weights, values):
-    """Weighted values, of all rows alike with what the weights lack of one."""
+    """Weighted sums of values, with the remainder of the weights spread over all rows."""
     return weights @ values + np.outer(1.0 - weights.sum(axis=1), values.mean(axis=0))
 
 

@@ -422,8 +422,8 @@ def test_its_model_answers_any_function():
     model = fitted("columns")
     at = np.linspace(-1.5, 1.5, 9)[:, None]
     plain = KX(at, model.points_x_) @ model.model_.coef
-    lacking = 1.0 - plain.sum(axis=1, keepdims=True)
-    weights = plain + lacking * model.model_.remainder
+    remainder = 1.0 - plain.sum(axis=1, keepdims=True)
+    weights = plain + remainder * model.model_.remainder
     assert np.abs(model.model_.weights(at) - weights).max() < 1e-12
     for f in (lambda y: np.cos(y[:, 0]), lambda y: y[:, 0] * np.abs(y[:, 0])):
         assert np.abs(model.expect(f, at) - weights @ f(model.points_y_)).max() < 1e-12
@@ -453,7 +453,7 @@ def test_its_model_answers_any_function():
     assert near.max() < 0.05
 
 
-def test_what_weights_lack_goes_to_points_that_stand_for_all_rows(tmp_path):
+def test_the_remainder_of_the_weights_is_spread_over_all_rows(tmp_path):
     """Far from the data the mean; a constant added to y is added to answers everywhere."""
     model = fitted("columns")
     points, v = model.points_y_, model.model_.remainder

@@ -141,12 +141,13 @@ def exponentiate(
 ) -> None:
     """Turn exponents of at most 0, and rounding above, into ``exp(out) - 1e-152`` or 0, in place.
 
-    Many processors take a hundred times as long for a product with a subnormal number (below
-    2e-308, or below 1e-154 where it is multiplied with another such). Of kernels whose length
-    scale is short against the data, one number in eighty was one, and a pass took eight times as
-    long. What is subtracted is far below rounding wherever a kernel is more than 1e-136.
+    Many processors take far longer for a product with a subnormal number (below 2e-308), or for
+    one that is subnormal itself, as of two numbers below 1e-154. Of kernels whose length scale is
+    short against the data, one value in eighty was subnormal, and a pass took eight times as long
+    on an Intel processor. The subtraction changes no kernel of more than 1e-136.
 
-    This is the method ``finish`` of kernels: with ``log`` the exponents are what is asked for.
+    Arrays of other libraries keep smaller numbers. This is the method ``finish`` of kernels: with
+    ``log`` the exponents themselves are the result.
     """
     if log:
         ops.minimum(out, 0.0, out=out)

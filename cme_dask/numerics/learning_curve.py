@@ -50,10 +50,11 @@ def error_of_all(fewer: Array, some: Array, share: Array, seen: tuple[float, flo
     if not 0.0 < least < most < 1.0 or len(share) < 2:
         return np.ones(some.shape[1])
     share = share / share.sum()
-    usual = [np.quantile(column, _USUAL, weights=share, method="inverted_cdf") for column in some.T]
+    each = [np.quantile(column, _USUAL, weights=share, method="inverted_cdf") for column in some.T]
+    usual = np.array(each)
     # Where most errors are zero, none of the others is unusual.
-    most_usual = np.array([_FAR * each if each > 0.0 else np.inf for each in usual])
-    fewer, some = (np.minimum(errors, most_usual) for errors in (fewer, some))
+    bound = np.where(usual > 0.0, _FAR * usual, np.inf)
+    fewer, some = np.minimum(fewer, bound), np.minimum(some, bound)
     before, after = share @ fewer, share @ some
     known = (before > 0.0) & (after > 0.0)
     before, after = np.where(known, before, 1.0), np.where(known, after, 1.0)
