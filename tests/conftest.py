@@ -11,6 +11,8 @@ import itertools
 import multiprocessing
 import shutil
 import sys
+import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -92,6 +94,34 @@ def quick_processes(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20261121)
+
+
+@pytest.fixture
+def steps_beside():
+    """Steps that another thread takes during a call: next to none if it holds the interpreter."""
+
+    def steps(call):
+        taken, ended = 0, threading.Event()
+
+        def count():
+            nonlocal taken
+            while not ended.is_set():
+                taken += 1
+                time.sleep(0)  # lets the other thread go on, which no other way does
+
+        interval, thread = sys.getswitchinterval(), threading.Thread(target=count)
+        sys.setswitchinterval(1e3)
+        try:
+            thread.start()
+            before = taken
+            call()
+            return taken - before
+        finally:
+            ended.set()
+            thread.join()
+            sys.setswitchinterval(interval)
+
+    return steps
 
 
 @pytest.fixture(scope="session")

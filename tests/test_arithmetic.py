@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import types
 from functools import partial
 
@@ -270,24 +269,10 @@ def test_matrices_that_blas_would_misread_are_refused():
         into.lower_product(np.ones((3, 3)), good)
 
 
-def test_the_interpreter_is_free_while_blas_runs():
-    """Another thread takes steps during one long product; with the lock held it takes none."""
+def test_the_interpreter_is_free_while_blas_runs(steps_beside):
     gram, rows = np.zeros((1500, 1500)), np.ones((1500, 4000))
-    steps, ended = [0], threading.Event()
-
-    def count():
-        while not ended.is_set():
-            steps[0] += 1
-
-    thread = threading.Thread(target=count)
-    with one_blas_thread():
-        thread.start()
-        before = steps[0]
-        into.add_gram(gram, rows)
-        during = steps[0] - before
-        ended.set()
-        thread.join()
-    assert during > 1000
+    assert steps_beside(lambda: into.add_gram(gram, rows)) > 100
+    assert steps_beside(lambda: sum(range(2_000_000))) < 100  # as a call that holds the lock
 
 
 def test_a_process_is_limited_to_one_blas_thread():

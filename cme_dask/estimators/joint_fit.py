@@ -40,6 +40,7 @@ from cme_dask.estimators.tuned import (
     EnsembleFit,
     EnsembleMember,
     FeatureMoments,
+    OnLocation,
     describe_search,
     search_kernels,
 )
@@ -346,10 +347,16 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
     # The pass, the solution, the model
 
-    def _result(self, context: FitContext, measured: Measured | None) -> FitResult:
+    def _result(
+        self,
+        context: FitContext,
+        measured: Measured | None,
+        on_location: OnLocation | None = None,
+    ) -> FitResult:
         """The solution and the model from the moments.
 
-        There are none (None) where density ratios are averaged: their kernels share a pass.
+        There are none (None) where density ratios are averaged: their kernels share a pass, and
+        ``on_location`` is called with what it sums for a location before they are solved for.
         """
         solver, search, sample = context.solver, context.search, context.sample
         members: list[EnsembleMember] = []
@@ -363,7 +370,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 self._tuning.averaged,
                 learn_reg=self.reg is None,
             )
-            members, measured, for_location = ensemble.run(self._cells(context))
+            members, measured, for_location = ensemble.run(self._cells(context), on_location)
             components, reg = [each.component for each in members], members[0].candidate.reg
         else:
             reg = solver.reg

@@ -7,13 +7,18 @@ plan know from then on how many passes there are.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
 from cme_dask.data.sample import Sample
+from cme_dask.errors import CmeDaskError
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
@@ -40,9 +45,9 @@ from cme_dask.estimators.support import (
     first_map,
     settled_values,
 )
-from cme_dask.estimators.tuned import search_kernels
+from cme_dask.estimators.tuned import FeatureMoments, OnLocation, search_kernels
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
-from cme_dask.learning.candidates import Tuning
+from cme_dask.learning.candidates import Over, Tuning
 from cme_dask.learning.losses import (
     Gain,
     HeldLaws,
@@ -55,7 +60,7 @@ from cme_dask.models.location import LocationModel
 from cme_dask.numerics.cells import ValueRange
 from cme_dask.numerics.given_location import of_both
 from cme_dask.numerics.location import FittedMeanFunction, Residuals
-from cme_dask.numerics.reduction import Cost, Reduction
+from cme_dask.numerics.reduction import Cost, MemoryPlan, Reduction
 from cme_dask.numerics.scoring import column_deviations
 from cme_dask.numerics.values import ValueMap
 from cme_dask.passes.driver import Executor
@@ -160,22 +165,30 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     if context.given is not None:
         return _given_fit(fit, context, context.given)
     screening = _screened(fit, context)
-    context, result = with_values(context, _plain_fit(fit, context))
-    auto, each = context.residual == "auto", averaged(context, result)
-    if auto and not each[0][1].held_out_folds:
-        return result, None
-    if screening is not None and screening.second is None:
-        return result.described(residual=screening.metadata), None
-    if screening is None:
-        _report(context, LOCATION)
-    with one_blas_thread():
-        of_members = [(sides, moments) for sides, moments, _, _ in each]
-        location = regression(context, result.for_location or of_members, scaled=True)
+    with _SecondAhead(fit, context) as ahead:
+        begin = None if screening is not None else ahead.begin
+        context, result = with_values(context, _plain_fit(fit, context, begin))
+        auto, each = context.residual == "auto", averaged(context, result)
+        if auto and not each[0][1].held_out_folds:
+            return result, None
+        if screening is not None and screening.second is None:
+            return result.described(residual=screening.metadata), None
+        if screening is None:
+            _report(context, LOCATION)
+        made = ahead.made()
+    if made is None:
+        with one_blas_thread():
+            of_members = [(sides, moments) for sides, moments, _, _ in each]
+            location = regression(context, result.for_location or of_members, scaled=True)
+    else:
+        location = made.location
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
     context = replace(context, held=result.sums_bytes)
-    if screening is None or screening.second is None:
+    if made is not None and made.second is not None:
+        second = replace(made.second, progress=context.progress, held=context.held)
+    elif screening is None or screening.second is None:
         second = _second_context(fit, context, location.residuals)
     else:
         _report(context, SECOND + PIVOTS)
@@ -295,9 +308,64 @@ def _with_location(
     return result, located if retained else None
 
 
-def _plain_fit(fit: JointFit, context: FitContext) -> FitResult:
+def _plain_fit(
+    fit: JointFit, context: FitContext, on_location: OnLocation | None = None
+) -> FitResult:
     """The result of a fit without a location model."""
-    return fit._result(context, None if context.averages else fit._measure(context))
+    return fit._result(context, None if context.averages else fit._measure(context), on_location)
+
+
+class _Second(NamedTuple):
+    """A location, and the fit of x and e; None if the location explains too little."""
+
+    location: FittedMeanFunction
+    second: FitContext | None
+
+
+class _SecondAhead:
+    """The location and the second search, beside the solution of the first fit and its calibration.
+
+    They need the moments of the pass alone. Where there is no memory for both at once, one follows
+    the other, as if nothing had begun. What fails is left to raise its error there, too.
+    """
+
+    def __init__(self, fit: JointFit, context: FitContext) -> None:
+        self._fit, self._failed = fit, Event()
+        self._context = replace(context, progress=self._goes_on)
+        self._thread = ThreadPoolExecutor(1)
+        self._begun: Future[_Second] | None = None
+
+    def _goes_on(self, _: Any) -> None:
+        if self._failed.is_set():
+            raise Over
+
+    def begin(self, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan) -> None:
+        """Begin, with the moments for a location, beside what takes so much memory."""
+        if self._context.executor.cores > 1:
+            context = replace(self._context, held=memory.predicted)
+            self._begun = self._thread.submit(copy_context().run, self._make, context, for_location)
+
+    def _make(self, context: FitContext, for_location: tuple[FeatureMoments, ...]) -> _Second:
+        with one_blas_thread():
+            location = regression(context, for_location, scaled=True)
+        if context.residual == "auto" and location.skill.max() < _SKILL:
+            return _Second(location, None)
+        return _Second(location, _second_context(self._fit, context, location.residuals))
+
+    def made(self) -> _Second | None:
+        """What is made; None if it could not."""
+        if self._begun is not None:
+            with suppress(CmeDaskError):
+                return self._begun.result()
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: Any) -> None:
+        if failure is not None:
+            self._failed.set()
+        self._thread.shutdown(cancel_futures=True)
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:

@@ -15,7 +15,12 @@ from cme_dask.estimators.base import Measured
 from cme_dask.estimators.context import FitContext, RunPass
 from cme_dask.estimators.steps import dense_cost
 from cme_dask.kernels import Kernel
-from cme_dask.kernels.evaluator import beside, one_blas_thread, parallel_each
+from cme_dask.kernels.evaluator import (
+    beside,
+    one_blas_thread,
+    parallel_each,
+    parallel_map,
+)
 from cme_dask.learning.candidates import KernelChoice, KernelPoint, Score, Search, Tuning
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.search import search_bytes
@@ -43,6 +48,10 @@ _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
 """The features of both variables, and their moments by fold."""
+
+
+OnLocation = Callable[[tuple[FeatureMoments, ...], MemoryPlan], None]
+"""Called with the moments for a location, and the memory of the fit that goes on meanwhile."""
 
 
 class AheadSearch(Protocol):
@@ -216,7 +225,7 @@ class EnsembleFit:
     learn_reg: bool
 
     def run(
-        self, cells: tuple[CellReduction, ...]
+        self, cells: tuple[CellReduction, ...], on_location: OnLocation | None = None
     ) -> tuple[list[EnsembleMember], Measured, tuple[FeatureMoments, ...]]:
         """Moments of all finalists in one pass: the best of them, best first; and its sums.
 
@@ -226,6 +235,8 @@ class EnsembleFit:
         ----------
         cells
             Whose rows are summed.
+        on_location
+            Called with the last, before the members are solved for, and with the plan of memory.
         """
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
@@ -234,8 +245,18 @@ class EnsembleFit:
         location = self.context.moments_of_mean()
         others = () if location is None else (location,)
         run = self.context.run_pass
-        members, sums, summed, report = self._members(search.finalists, bases, run, cells, others)
-        for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
+        for_location: tuple[FeatureMoments, ...] = ()
+
+        def measured_others(sums: Sequence[MomentSums], report: PassReport) -> None:
+            nonlocal for_location
+            each = zip(others, sums, strict=True)
+            for_location = tuple((spec.features, moments) for spec, moments in each)
+            if for_location and on_location is not None:
+                on_location(for_location, report.memory)
+
+        members, summed, report = self._members(
+            search.finalists, bases, run, cells, others, measured_others
+        )
         best = _best(members, search.score, self.averaged)
         best, more = self._topped_up(best)
         passes += more
@@ -259,8 +280,12 @@ class EnsembleFit:
         run: RunPass,
         cells: tuple[CellReduction, ...] = (),
         others: tuple[MomentReduction, ...] = (),
-    ) -> tuple[list[EnsembleMember], tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
-        """A member for each candidate, from one pass; other moments, and the sums by cell."""
+        on_others: Callable[[Sequence[MomentSums], PassReport], None] | None = None,
+    ) -> tuple[list[EnsembleMember], tuple[CellSums, ...], PassReport]:
+        """A member for each candidate, from one pass; and the sums by cell.
+
+        ``on_others`` is called with the other moments before the members are made.
+        """
         context = self.context
         specified = [
             self.specify(context.moments_on(each), self.solver._replace(reg=candidate.reg))
@@ -275,27 +300,35 @@ class EnsembleFit:
             context.progress,
             around=context.choice_cost(most),
         )
+        if on_others is not None:
+            on_others(moments[len(specs) :], report)
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
         each = list(zip(candidates, specified, moments, strict=False))
         with one_blas_thread():
             self._solved(0.0)
-            # As many at once as the plan of memory has room for.
-            threads = min(context.executor.cores, max(len(each) // 2, 1))
-            for member in parallel_each(self._member, each, threads):
-                members.append(member)
+            for one in each:
+                members.append(self._member(*one, self._threads(len(each))))
                 self._solved(float(shares[len(members) - 1] / shares[-1]))
-        return members, moments[len(specs) :], tuple(summed), report
+        return members, tuple(summed), report
 
     def _solved(self, share: float) -> None:
         if self.context.progress is not None:
             self.context.progress(StepBegan("solution", share))
 
+    def _threads(self, members: int) -> int:
+        """Folds at once, as many as the plan of memory has room for."""
+        return min(self.context.executor.cores, 2 * members)
+
     def _member(
-        self, of: tuple[KernelChoice, tuple[MomentReduction, ComputeMode], MomentSums]
+        self,
+        candidate: KernelChoice,
+        specified: tuple[MomentReduction, ComputeMode],
+        moments: MomentSums,
+        threads: int,
     ) -> EnsembleMember:
-        candidate, (spec, mode), moments = of
-        (x, y), search = spec.features, self.context.search
+        (spec, mode), search = specified, self.context.search
+        x, y = spec.features
         factored = candidate.reg.form == "two-sided" and min(candidate.reg[:2]) > 0.0
         folds: list[HeldFold | FactoredFold]
         folds = [*factored_folds(moments)] if factored else [*held_folds(moments)]
@@ -303,9 +336,8 @@ class EnsembleFit:
         retained = 1.0
         if folds:
             regs = _ridges(reg) if self.learn_reg else [reg]
-            of_folds = Losses(
-                *map(np.stack, zip(*(fold.losses(regs) for fold in folds), strict=True))
-            )
+            each = parallel_map(lambda fold: fold.losses(regs), folds, threads)
+            of_folds = Losses(*map(np.stack, zip(*each, strict=True)))
             weights = np.array([fold.held.weight for fold in folds])
             losses = estimated(of_folds, weights, search.functions)
             best = int(np.argmin(search.score(losses[0][0], losses[1][0])))
@@ -319,15 +351,21 @@ class EnsembleFit:
         solution = of_bases.solve(mean).shrunk(retained)
         refits: dict[int, Array] = {}
 
+        def refit(fold: HeldFold | FactoredFold) -> tuple[Array, list[Answer]]:
+            refit = fold.solution(reg).shrunk(retained)
+            answers = [refit.answer(fold.rest, given, newton=True) for given in (0, 1)]
+            return refit.newton_coef, answers
+
         def refitted() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
-            for number, fold in zip(moments.held_out_folds, folds, strict=True):
-                refit = fold.solution(reg).shrunk(retained)
-                refits[number] = refit.newton_coef
-                answers = [refit.answer(fold.rest, given, newton=True) for given in (0, 1)]
+            each = parallel_each(refit, folds, threads)
+            for number, fold, (coef, answers) in zip(
+                moments.held_out_folds, folds, each, strict=True
+            ):
+                refits[number] = coef
                 yield fold.rest, fold.held, answers
 
-        each = replicates(refitted(), moments)
-        component = Component((x, y), mean, reduced(solution), each, mean.trace_error)
+        errors = replicates(refitted(), moments)
+        component = Component((x, y), mean, reduced(solution), errors, mean.trace_error)
         candidate = replace(candidate, reg=reg)
         return EnsembleMember(candidate, component, moments, joint, crps, retained, mode, refits)
 

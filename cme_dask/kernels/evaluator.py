@@ -194,9 +194,9 @@ class Scratch:
 # columns first and sees their transposes; the comments name what it sees.
 
 
-def _routine(name: str, arguments: int) -> Any:
+def blas_routine(name: str, arguments: int, library: Any = cython_blas) -> Any:
     """The Fortran subroutine at the address that SciPy gives to Cython; takes pointers only."""
-    capsule = cython_blas.__pyx_capi__[name]
+    capsule = library.__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     address_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -206,23 +206,27 @@ def _routine(name: str, arguments: int) -> Any:
     return kind(address_of(capsule, name_of(capsule)))
 
 
-_dgemm, _dsyrk, _dtrmm = _routine("dgemm", 13), _routine("dsyrk", 10), _routine("dtrmm", 11)
-_N, _T, _RIGHT, _UPPER, _LOWER = map(ctypes.c_char_p, (b"N", b"T", b"R", b"U", b"L"))
+_dgemm = blas_routine("dgemm", 13)
+_dsyrk = blas_routine("dsyrk", 10)
+_dtrmm = blas_routine("dtrmm", 11)
+PLAIN, TRANSPOSED, LEFT, RIGHT = map(ctypes.c_char_p, (b"N", b"T", b"L", b"R"))
+# The triangles as rows have them: BLAS sees their transposes.
+UPPER_ROWS, LOWER_ROWS = map(ctypes.c_char_p, (b"L", b"U"))
 
 
 @lru_cache(maxsize=1024)
-def _int(value: int) -> Any:
+def as_int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
 
-def _float(value: float) -> Any:
+def as_double(value: float) -> Any:
     return ctypes.byref(ctypes.c_double(value))
 
 
-_ONE, _MINUS_ONE = _float(1.0), _float(-1.0)
+ONE, ZERO, _MINUS_ONE = as_double(1.0), as_double(0.0), as_double(-1.0)
 
 
-def _matrix(a: Array) -> tuple[int, Any]:
+def blas_matrix(a: Array) -> tuple[int, Any]:
     """Address and distance between the rows, after the checks that BLAS doesn't make."""
     rows, columns = a.shape
     apart, step = a.strides
@@ -232,37 +236,37 @@ def _matrix(a: Array) -> tuple[int, Any]:
         step = a.itemsize
     if a.dtype != np.float64 or step != a.itemsize or apart % step or apart < columns * step:
         raise ValueError(f"rows of float64 expected, got {a.dtype} with strides {a.strides}")
-    return a.__array_interface__["data"][0], _int(max(apart // step, 1))
+    return a.__array_interface__["data"][0], as_int(max(apart // step, 1))
 
 
 def add_gram(out: Array, rows: Array) -> None:
     """Upper triangle of ``out += rows @ rows.T``, shapes (m, m) and (m, n)."""
     m, n = rows.shape
-    (c, ldc), (a, lda) = _matrix(out), _matrix(rows)
+    (c, ldc), (a, lda) = blas_matrix(out), blas_matrix(rows)
     if out.shape != (m, m):
         raise ValueError(f"a sum of shape {(m, m)} expected, got {out.shape}")
     # The lower triangle of C^T += A A^T, with A^T the rows as BLAS sees them.
-    _dsyrk(_LOWER, _T, _int(m), _int(n), _ONE, a, lda, _ONE, c, ldc)
+    _dsyrk(UPPER_ROWS, TRANSPOSED, as_int(m), as_int(n), ONE, a, lda, ONE, c, ldc)
 
 
 def subtract_product(out: Array, left: Array, right: Array) -> None:
     """``out -= left @ right``, shapes (m, n), (m, k) and (k, n)."""
     (m, k), n = left.shape, right.shape[1]
-    (c, ldc), (a, lda), (b, ldb) = _matrix(out), _matrix(left), _matrix(right)
+    (c, ldc), (a, lda), (b, ldb) = blas_matrix(out), blas_matrix(left), blas_matrix(right)
     if out.shape != (m, n) or right.shape[0] != k:
         raise ValueError(f"shapes {out.shape}, {left.shape}, {right.shape} don't multiply")
     # C^T -= B^T A^T.
-    _dgemm(_N, _N, _int(n), _int(m), _int(k), _MINUS_ONE, b, ldb, a, lda, _ONE, c, ldc)
+    _dgemm(PLAIN, PLAIN, as_int(n), as_int(m), as_int(k), _MINUS_ONE, b, ldb, a, lda, ONE, c, ldc)
 
 
 def lower_product(matrix: Array, out: Array) -> None:
     """``out[...] = matrix @ out`` with lower-triangular ``matrix``, shapes (m, m) and (m, n)."""
     m, n = out.shape
-    (b, ldb), (a, lda) = _matrix(out), _matrix(matrix)
+    (b, ldb), (a, lda) = blas_matrix(out), blas_matrix(matrix)
     if matrix.shape != (m, m):
         raise ValueError(f"a triangle of shape {(m, m)} expected, got {matrix.shape}")
     # B^T <- B^T A^T, and A^T is an upper triangle.
-    _dtrmm(_RIGHT, _UPPER, _N, _N, _int(n), _int(m), _ONE, a, lda, b, ldb)
+    _dtrmm(RIGHT, LOWER_ROWS, PLAIN, PLAIN, as_int(n), as_int(m), ONE, a, lda, b, ldb)
 
 
 # One BLAS thread per worker thread, for as long as something runs; and a few calls at once

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack, solve_triangular
 
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.lapack import pivoted_factor, solve_lower
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.crossval import HeldFold, HeldFolds
@@ -106,12 +106,14 @@ def pivots_of_few(
     gram = np.asarray(kernel(values[few], values[few]), dtype=np.float64)
     largest = float(gram.diagonal().max())
     noise = 8.0 * np.finfo(np.float64).eps * (len(few) + 1) * largest
-    factor, order, rank, _ = lapack.dpstrf(gram, lower=1, tol=noise)
-    factor, order = np.tril(factor[:, :rank]), order - 1
-    share = weights[few][order]
-    trace = share @ gram.diagonal()[order]
-    left = trace - np.cumsum(share @ factor**2)
+    share, diagonal = weights[few], gram.diagonal()
+    trace = share @ diagonal
+    # The trace that is left is at most its largest entry times the sum of the weights.
+    enough = tol * float(trace) / float(share.sum())
+    factor, order = pivoted_factor(gram, max(noise, enough))
+    left = trace - np.cumsum(share[order] @ factor**2)
     met = np.flatnonzero(left <= tol * trace)
+    rank = factor.shape[1]
     rank = min(rank, max_rank, met[0] + 1 if len(met) else rank)
     return few[order[:rank]], factor[:rank, :rank]
 
@@ -152,7 +154,7 @@ class ScreenedSide:
     def at(self, values: Array) -> Array:
         """The Newton basis at rows of the variable, shape (q, rank)."""
         sections = self._kernel(values, self._pivots)
-        return solve_triangular(self._factor, sections.T, lower=True, check_finite=False).T
+        return solve_lower(self._factor, sections)
 
     # No cached_property: until Python 3.12 it locks out the sides that other threads make.
 

@@ -8,12 +8,13 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, lapack
+from scipy.linalg import LinAlgError
 from scipy.optimize import minimize
 
 from cme_dask.display import brief_repr
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.lapack import CholeskyFactor, times_symmetric
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.learning.candidates import (
     FORMS,
@@ -102,29 +103,21 @@ def held_out_error(
     Q_B = G_{:B} r_B the gradient in K is sum_B P_B Q_B^T - (sum_B P_B) (G T)^T, made symmetric, and
     that in r its weighted trace, sum_i dL/dK_ii / w_i.
     """
-    regularised = np.array(gram.T, dtype=np.float64, order="F")
-    regularised[np.diag_indices(len(gram))] += reg / weights
-    factor, failed = lapack.dpotrf(regularised, lower=1, overwrite_a=1)
-    if failed:
-        raise LinAlgError("not positive definite")
-    inverse, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)  # its lower triangle
-    if failed:
-        raise LinAlgError("singular")
+    inverse = CholeskyFactor.of(gram, reg / weights).inverse()  # its lower triangle
     q, error, missed = targets.shape[1], 0.0, np.empty_like(targets)
-    alpha = blas.dsymm(1.0, inverse, targets, lower=1)
-    # s_B and r_B of all folds, each in columns of its own.
+    alpha = times_symmetric(targets.T, inverse)
+    # s_B and r_B of all folds, each in rows of its own.
     apart = np.zeros((2, len(folds), q, len(gram)))
     for pull, own, fold in zip(*apart, folds, strict=True):
-        block = cho_factor(inverse[fold, fold], lower=True, check_finite=False)
-        residuals = missed[fold] = cho_solve(block, alpha[fold], check_finite=False)
-        own[:, fold] = residuals.T
-        weighted = 2.0 * weights[fold, None] * residuals
-        pull[:, fold] = cho_solve(block, weighted, check_finite=False).T
-        error += float(weights[fold] @ (residuals**2).sum(axis=1))
-    product = blas.dsymm(1.0, inverse, apart.reshape(-1, len(gram)).T, lower=1)
+        block = CholeskyFactor.of(inverse[fold, fold])
+        residuals = own[:, fold] = block.solve(alpha[:, fold])
+        pull[:, fold] = block.solve(2.0 * weights[fold] * residuals)
+        missed[fold] = residuals.T
+        error += float((residuals**2).sum(axis=0) @ weights[fold])
+    product = times_symmetric(apart.reshape(-1, len(gram)), inverse).T
     left, right = np.hsplit(product, 2)
     total = left.reshape(len(gram), len(folds), q).sum(axis=1)
-    left, right = np.hstack([left, total]), np.hstack([right, -alpha])
+    left, right = np.hstack([left, total]), np.hstack([right, -alpha.T])
     # Made symmetric: (P Q^T + Q P^T) / 2.
     in_gram = np.hstack([0.5 * left, 0.5 * right]) @ np.hstack([right, left]).T
     in_reg = float((np.diagonal(in_gram) / weights).sum())

@@ -6,11 +6,11 @@ from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 from scipy.special import stdtrit
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.evaluator import parallel_map
+from cme_dask.kernels.lapack import CholeskyFactor
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.moments import Moments, MomentSums, squared_error
 from cme_dask.numerics.problem import JointProblem, JointSolution, Regularization, SolverInfo
@@ -325,10 +325,9 @@ class FactoredFold:
 
     def smoothed(self, variable: str, reg: float, right: Array) -> Array:
         """S(r) of a variable times a matrix."""
-        matrix = self.rest.blocks[variable, variable] + reg * np.eye(len(right))
         mean = self.rest.means[variable]
-        factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
-        both = cho_solve(factor, np.column_stack([right, mean]), check_finite=False)
+        factor = CholeskyFactor.of(self.rest.blocks[variable, variable], reg)
+        both = factor.solve(np.vstack([right.T, mean])).T
         solved, of_mean = both[:, :-1], both[:, -1]
         scale = float(mean @ of_mean)
         if scale > 0.0:

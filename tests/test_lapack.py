@@ -1,0 +1,73 @@
+"""Cholesky factors by LAPACK's routines at their addresses: equal to NumPy, and beside threads."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import LinAlgError, lapack
+
+from cme_dask.kernels.lapack import CholeskyFactor, pivoted_factor, solve_lower, times_symmetric
+
+
+def matrix_of(m, seed, rank=None):
+    root = np.random.default_rng(seed).standard_normal((m, m if rank is None else rank))
+    return root @ root.T
+
+
+@settings(deadline=None, max_examples=40)
+@given(m=st.integers(1, 40), k=st.integers(0, 7), order=st.sampled_from("CF"), seed=st.integers(0))
+def test_factors_solve_and_invert_as_numpy_does(m, k, order, seed):
+    rng = np.random.default_rng(seed)
+    reg = rng.uniform(0.5, 1.0, m)
+    whole = matrix_of(m, seed) + np.diag(reg)
+    matrix = np.array(whole - np.diag(reg), order=order)
+    matrix[np.triu_indices(m, 1)] = np.nan  # what lies above the diagonal does not count
+    before, rows = matrix.copy(), np.array(rng.standard_normal((k, m)), order=order)
+    factor = CholeskyFactor.of(matrix, reg)
+    np.testing.assert_array_equal(matrix, before)
+    lower = np.tril(factor.lower)
+    np.testing.assert_allclose(lower @ lower.T, whole, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(factor.solve(rows) @ whole, rows, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(solve_lower(factor.lower, rows) @ lower.T, rows, atol=1e-10)
+    inverse = factor.inverse()
+    np.testing.assert_allclose(np.tril(inverse), np.tril(np.linalg.inv(whole)), atol=1e-8)
+    product = times_symmetric(rows, inverse)
+    np.testing.assert_allclose(product, rows @ np.linalg.inv(whole), rtol=1e-8, atol=1e-8)
+    np.testing.assert_array_equal(factor.lower, CholeskyFactor.of(matrix, reg).lower)
+
+
+@pytest.mark.parametrize(("m", "rank"), [(1, 1), (30, 30), (60, 7), (200, 100)])
+def test_pivoted_factors_are_those_of_scipy(m, rank):
+    matrix = matrix_of(m, 1, rank)
+    tol = 1e-10 * np.abs(matrix).max()
+    factor, order = pivoted_factor(matrix, tol)
+    _, expected, count, _ = lapack.dpstrf(matrix, lower=1, tol=tol)
+    assert factor.shape == (m, rank) == (m, count)
+    np.testing.assert_array_equal(order, expected - 1)
+    np.testing.assert_allclose(factor @ factor.T, matrix[order][:, order], atol=10 * tol)
+
+
+def test_matrices_without_a_factor_are_refused():
+    with pytest.raises(LinAlgError, match="not positive definite"):
+        CholeskyFactor.of(-np.eye(3))
+    with pytest.raises(LinAlgError, match="singular"):
+        CholeskyFactor(np.diag([1.0, 0.0])).inverse()
+    factor = CholeskyFactor.of(np.eye(3))
+    for work in (factor.solve, lambda rows: times_symmetric(rows, np.eye(3))):
+        with pytest.raises(ValueError, match="rows of 3 columns expected"):
+            work(np.ones((2, 4)))
+
+
+@pytest.mark.parametrize("name", ["factor", "inverse", "solve", "product", "triangle", "pivoted"])
+def test_the_interpreter_is_free_while_lapack_runs(name, steps_beside):
+    matrix = matrix_of(1200, 0) + 1200.0 * np.eye(1200)
+    factor, rows = CholeskyFactor.of(matrix), np.ones((3000, 1200))
+    call = {
+        "factor": lambda: CholeskyFactor.of(matrix),
+        "inverse": factor.inverse,
+        "solve": lambda: factor.solve(rows),
+        "product": lambda: times_symmetric(rows, matrix),
+        "triangle": lambda: solve_lower(factor.lower, rows),
+        "pivoted": lambda: pivoted_factor(matrix, 0.0),
+    }[name]
+    assert steps_beside(call) > 100
