@@ -223,7 +223,7 @@ class Pointwise(Constraint):
     reg_forms: ClassVar[tuple[str, ...]] = ("two-sided",)
 
     def __post_init__(self) -> None:
-        _check_pair("landmarks", self.landmarks)
+        object.__setattr__(self, "landmarks", _one_or_pair("landmarks", self.landmarks))
         _check_iteration(self.tol, self.max_iterations)
 
     @property
@@ -286,7 +286,7 @@ class Coupling(Constraint):
 
     def __post_init__(self) -> None:
         if self.landmarks is not None:
-            _check_pair("landmarks", self.landmarks)
+            object.__setattr__(self, "landmarks", _one_or_pair("landmarks", self.landmarks))
         _check_choice("choice", self.choice, LANDMARKS)
         _check_iteration(self.tol, self.max_iterations)
 
@@ -320,12 +320,13 @@ def parse(constraint: Any) -> Constraint:
         return constraint
     if isinstance(constraint, str) and constraint in CONSTRAINTS:
         return CONSTRAINTS[constraint]()
-    if isinstance(constraint, Mapping) and constraint.get("name") in CONSTRAINTS:
+    named = constraint.get("name") if isinstance(constraint, Mapping) else None
+    if isinstance(named, str) and named in CONSTRAINTS:
         values = {key: value for key, value in constraint.items() if key != "name"}
         try:
-            return CONSTRAINTS[constraint["name"]](**values)
+            return CONSTRAINTS[named](**values)
         except TypeError as error:
-            raise DataError(f"constraint {constraint['name']!r}: {error}") from error
+            raise DataError(f"constraint {named!r}: {error}") from error
     raise DataError(
         f"constraint must be one of {', '.join(CONSTRAINTS)}, or made by cme_dask.constraints, got "
         f"{constraint!r}"
@@ -346,6 +347,12 @@ def _check_pair(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(map(_is_count, pair)):
         raise DataError(f"{name} must be a positive integer, or one for x and one for y: {value!r}")
     return int(pair[0]), int(pair[1])
+
+
+def _one_or_pair(name: str, value: Any) -> int | tuple[int, int]:
+    """The same number or pair; files hold a pair as a list."""
+    pair = _check_pair(name, value)
+    return pair if isinstance(value, (tuple, list)) else pair[0]
 
 
 def _check_iteration(tol: Any, max_iterations: Any) -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import warnings
+from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -19,7 +20,20 @@ import zarr
 from conftest import rewriting, write_store
 
 import cme_dask
-from cme_dask import JointDistribution, PivotedCholesky, kernels, open_sample
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    KernelBayesFilter,
+    KernelLogisticRegression,
+    MulticlassEmbedding,
+    PivotedCholesky,
+    SparseEmbedding,
+    TransferOperator,
+    conditional_independence_test,
+    kernels,
+    open_sample,
+    score,
+)
 from cme_dask.data.columns import Columns
 from cme_dask.data.sources import ZarrSource
 from cme_dask.data.writer import writing_sample
@@ -498,8 +512,9 @@ PARAMETERS = [
     ({"max_rank": 0}, "max_rank must be an integer of at least 1, got 0"),
     ({"max_rank": 1.5}, "max_rank must be an integer of at least 1, got 1.5"),
     ({"max_rank": True}, "max_rank must be an integer of at least 1, got True"),
-    ({"sample_size": 1}, "sample_size must be an integer of at least 2, got 1"),
-    ({"sample_size": None}, "sample_size must be an integer of at least 2, got None"),
+    ({"sample_size": 1}, "sample_size must be an integer from 2 to .*, got 1"),
+    ({"sample_size": None}, "sample_size must be an integer from 2 to .*, got None"),
+    ({"sample_size": 10**30}, "sample_size must be an integer from 2 to .*, got 1000"),
     ({"random_state": -1}, "random_state must be an integer from 0 to .*, got -1"),
     ({"random_state": "a"}, "random_state must be an integer from 0 to .*, got 'a'"),
     ({"random_state": 1 << 70}, "random_state must be an integer from 0 to .*, got 118"),
@@ -508,11 +523,14 @@ PARAMETERS = [
     ({"n_folds": None}, "n_folds must be an integer from 1 to 255, got None"),
     *(
         ({"reg": value}, "reg must be a non-negative number r or a pair .*, got ")
-        for value in (-1, np.nan, np.inf, (1, 2, 3), (-1, 1), "a", Ellipsis, [[1, 2], [1]])
+        for value in (-1, np.nan, np.inf, (1, 2, 3), (-1, 1), "a", Ellipsis, [[1, 2], [1]], True)
     ),
+    ({"reg": (True, 0.1)}, "reg must be a non-negative number r or a pair .*, got "),
     ({"reg": (1, 2), "reg_form": "single"}, "reg_form='single' takes one number for reg"),
     ({"reg_form": "foo"}, "reg_form must be one of two-sided, single, got 'foo'"),
     ({"constraint": "foo"}, "constraint must be one of none, .*, coupling, or .*got 'foo'"),
+    ({"constraint": {"name": ["none"]}}, "constraint must be one of none, normalized"),
+    ({"conformal_by": ["a"]}, r"a column of x that holds labels \(none\), got \['a'\]"),
     ({"constraint": ["none"]}, "constraint must be one of none, normalized"),
     ({"pivots": "foo"}, "pivots must be 'sampled', .*, 'random' or given points, got 'foo'"),
     ({"pivots": None}, "'greedy', 'random' or a pair of arrays, got NoneType"),
@@ -527,6 +545,56 @@ PARAMETERS = [
     ({"kernel_x": kernels.Gaussian((1, 2, 3))}, "3 length scales but the data have 2 columns"),
     ({"kernel_y": GAUSSIAN[1]}, "the kernel uses column 1 but the data have 1"),
 ]  # fmt: skip
+
+
+def test_arguments_of_a_model(few):
+    model = joint(kernel_y=kernels.Gaussian(1.0)).fit(*few).model_
+    law = model.conditional(few[0][:3])
+    for wrong, message in (
+        (lambda: law.quantile(0.5, column=["y0"]), "column must be the name of one column"),
+        (lambda: law.crps(few[1][:3], column=0), "column must be the name of one column"),
+        (lambda: law.sample(True), "size must be a non-negative integer, got True"),
+        (lambda: model.conformalized(*few, by=["a"]), "a column of x that holds labels"),
+        (lambda: model.conformalized(*few, weights="a"), "weights must be numbers"),
+        (lambda: score(model, *few, events=[3]), "events must be a list of texts"),
+        (lambda: score(model, *few, events="y0 > 1"), "events must be a list of texts"),
+    ):
+        with Refused(DataError, message):
+            wrong()
+
+
+def test_arguments_of_other_estimators(few):
+    x, y = few
+    labels = np.where(y[:, 0] > 0.5, "a", "b")
+    kernel = kernels.Gaussian((1.0, 1.0))
+    sparse = SparseEmbedding(kernel_x=kernel, kernel_y=kernels.Gaussian(1.0), tol=1e-2).fit(x, y)
+    assert sparse.expect([], x[:5]).shape == (5, 0)
+    operator = TransferOperator(kernel, tol=1e-2).fit(x).model_
+    logistic = partial(KernelLogisticRegression, kernel)
+    for wrong, message in (
+        (lambda: sparse.expect(3, x[:5]), "f must be a column, an event, .*, got 3"),
+        (lambda: operator.eigenfunctions(x[:5], 1.5), "count must be an integer of at least 1"),
+        (lambda: operator.modes(-1), "count must be an integer of at least 1, got -1"),
+        (
+            lambda: conditional_independence_test(x[:, :1], y, x[:, 1:], reg=[]),
+            "ridges must be non-negative numbers, got \\[\\]",
+        ),
+        (lambda: KernelBayesFilter(kernel, kernel, reg=[]).fit(x, x), "ridges must be .*, got"),
+        (
+            lambda: ConditionalMeanEmbedding(kernel_x=kernel, reg=True).fit(x, y),
+            "ridges must be non-negative numbers, got",
+        ),
+        (lambda: logistic(gradient_tol="a").fit(x, labels), "gradient_tol must lie between 0"),
+        (lambda: logistic(reg=None).fit(x, labels), "reg must be a number of at least 0, got None"),
+        (lambda: logistic().fit(x, y[:, 0]), "y: Unknown label type: continuous"),
+        (lambda: logistic().fit(x, np.c_[labels, labels]), "y: y should be a 1d array"),
+        (
+            lambda: MulticlassEmbedding(shrinkage="a").fit(x, labels),
+            "shrinkage must be one of True, False, got 'a'",
+        ),
+    ):
+        with Refused(DataError, message):
+            wrong()
 
 
 @pytest.mark.filterwarnings("ignore:x. 2 of 3 given pivots")

@@ -252,6 +252,17 @@ def test_dependent_or_weighted_rows_are_judged_by_the_bootstrap(fit):
         drift_report(fit, x, y, weights=np.linspace(0.5, 1.5, 600), method="chi2", **HERE)
 
 
+def test_new_rows_of_few_groups_need_independence(fit):
+    x, y = waves(200, 9)
+    sample = open_sample(x, y, group=np.arange(200) // 40).fold_by("group")
+    with pytest.raises(DataError, match="in each of the two samples, got 10 and 5"):
+        drift_report(fit, sample, **HERE)
+    report = drift_report(fit, sample, method="chi2", **HERE)
+    assert report.x.pvalue > 0.01
+    assert report.y_given_x is None
+    assert "y given x was not tested: the new rows lie in fewer than 6 folds" in report.notes[0]
+
+
 def test_columns_of_groups_are_compared_by_folds_of_the_fit():
     """Rows that come 25 times: as independent rows nearly every column would have drifted."""
 

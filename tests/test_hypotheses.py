@@ -137,12 +137,12 @@ def test_tails_of_a_mixture():
 # Level and power
 
 
-def null_sums(seed, n=60, columns=1, n_folds=12, strength=0.0):
-    """Moments of a small table in the basis of a fixed grid."""
+def null_sums(seed, n=60, columns=1, n_folds=12, strength=0.0, used=None):
+    """Moments of a small table in the basis of a fixed grid, with rows in some of the folds."""
     x, y = waves(n, strength, seed, columns)
     blocks = (FeatureBlock(GRIDS[columns], tuple(f"x{i}" for i in range(columns))),)
     blocks += (FeatureBlock(GRIDS[1], ("y0",)),)
-    folds = (np.arange(n) % n_folds).astype(np.uint8)
+    folds = (np.arange(n) % (used or n_folds)).astype(np.uint8)
     return strip_moments(MomentReduction(blocks, n_folds), (x, y), None, folds)
 
 
@@ -178,6 +178,21 @@ def test_p_values_are_uniform_under_the_null_hypothesis(pvalues, columns):
         level = (method < 0.05).mean()
         assert level == pytest.approx(0.05, abs=3.0 * np.sqrt(0.05 * 0.95 / tables))
         assert stats.kstest(method, "uniform").pvalue > 1e-3
+
+
+def test_a_small_sample_of_few_folds_keeps_its_level():
+    """Terms of a large sample must not share the error of the small one's mean."""
+    tables, pvalues = 300, []
+    for seed in range(tables):
+        first = null_sums(2 * seed, n=600, columns=3, n_folds=60)
+        second = null_sums(2 * seed + 1, n=60, columns=3, n_folds=60, used=6)
+        pvalues.append(sign_flip_pvalue(difference_terms(first, second), 399, 0))
+    level = (np.array(pvalues) < 0.05).mean()
+    assert level < 0.05 + 3.0 * np.sqrt(0.05 * 0.95 / tables)
+    few = null_sums(1, n=120, n_folds=60, used=5)
+    for pair in ((null_sums(0, n_folds=60), few), (few, null_sums(0, n_folds=60))):
+        with pytest.raises(DataError, match="6 folds with rows in each of the two samples, got"):
+            difference_terms(*pair)
 
 
 def test_power_rises_with_dependence():

@@ -192,6 +192,16 @@ def test_rows_of_other_tables_have_the_same_numbers_and_other_folds(tmp_path):
     assert all(tuple(row) in known for row in merged.y.cells.atoms)
 
 
+@pytest.mark.parametrize("constraint", ["pointwise", "coupling"])
+def test_saved_and_unsaved_models_have_the_same_constraint(constraint, tmp_path):
+    first, second = parts(whole_model(constraint), 2, constraint)
+    first.save(tmp_path / "first")
+    assert merge([tmp_path / "first", second]).about["rows"] == len(X)
+    for several in (first, None):
+        with pytest.raises(DataError, match="merging takes a list of models or paths, got"):
+            merge(several)
+
+
 def test_saved_models_merge_without_dask_or_sklearn(tmp_path):
     whole = whole_model()
     models = parts(whole, 2)

@@ -482,6 +482,18 @@ def test_rows_of_any_storage_are_filled_in_alike(frame, tmp_path, where):
     assert_allclose(lazy, first.conditional(points).mean(), rtol=1e-12)
 
 
+def test_a_given_kernel_has_the_length_scales_of_the_given_columns(frame):
+    x, y, _ = frame
+    numbers = x[["a", "b"]]
+    fits = [
+        JointDistribution(
+            kernel_x=kernels.Gaussian(scales), **FILLED | {"tol": 0.1}, missing="impute"
+        ).fit(numbers, y)
+        for scales in (1.0, (1.0, 1.0))
+    ]
+    assert_allclose(*(fit.conditional(numbers[:9]).mean() for fit in fits), rtol=1e-10)
+
+
 def test_points_may_lack_values(imputing, tmp_path):
     points = pd.DataFrame(QUESTIONS)
     expected = imputing.predict(points)

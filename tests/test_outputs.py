@@ -530,6 +530,31 @@ def test_signals_say_where_to_continue(rows, tmp_path, monkeypatch, number, code
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_signals_count_while_an_object_is_deleted(rows, tmp_path, monkeypatch, number, code, word):
+    """From there Python lets no exception out."""
+
+    class Deleted:
+        def __del__(self):
+            os.kill(os.getpid(), number)
+            for _ in range(1000):  # until the handler runs
+                pass
+
+    def fit(*_):
+        Deleted()
+        time.sleep(60.0)
+
+    hook = sys.unraisablehook
+    monkeypatch.setattr(progress.ProgressLines, "fit", fit)
+    done = command("fit", rows / "s", *GIVEN, "--out", tmp_path / "m", "--scheduler", "synchronous")
+    assert done.exit_code == code, done.output
+    assert done.stderr.splitlines()[-1] == f"error: {word}: no output was left half-written"
+    assert sys.unraisablehook is hook
+
+
 EARLY = """
 import importlib.abc, os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

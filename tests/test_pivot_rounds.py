@@ -158,6 +158,15 @@ def test_rows_of_weight_zero_are_no_rows(rng):
     assert found.tolist() == kept[exact.pivots].tolist()
 
 
+@pytest.mark.parametrize("positive", [0.9, 0.1])
+def test_strips_of_few_rows_of_positive_weight_offer_no_others(positive):
+    rng = np.random.default_rng(0)
+    x, weights = rng.normal(size=(300, 2)), (rng.random(300) < positive).astype(float)
+    cholesky = PivotedCholesky(kernels.Gaussian(0.5), pivots="greedy", tol=1e-3)
+    found = cholesky.fit(x, weights=weights).basis_.pivots
+    np.testing.assert_array_equal(found, cholesky.fit(x[weights > 0.0]).basis_.pivots)
+
+
 @pytest.mark.parametrize("span", [1.0, 0.5])
 def test_rows_that_span_no_more_end_the_choice(span):
     x = np.repeat(np.arange(5.0), 100)[:, None]

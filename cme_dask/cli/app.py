@@ -28,6 +28,8 @@ from cme_dask.errors import (
 
 _INTERRUPTED, _TERMINATED = 130, 143  # exit codes, of shells after Ctrl-C and SIGTERM
 
+_AGAIN_SECONDS = 0.05  # after which a signal is raised again that had no effect
+
 # A click group whose errors are one sentence, with fixed exit codes
 
 
@@ -44,10 +46,23 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise in the block, where it runs in the main thread."""
+    """Let Ctrl-C and SIGTERM raise in the block, where it runs in the main thread.
+
+    They also do where they come while an object is deleted, or in another place from which Python
+    lets no exception out: it would print a traceback and go on.
+    """
+    pending, show_lost = list[threading.Timer](), sys.unraisablehook
 
     def terminate(*_: object) -> None:
         raise Terminated
+
+    def raise_again(lost: Any) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            show_lost(lost)
+            return
+        number = signal.SIGTERM if issubclass(lost.exc_type, Terminated) else signal.SIGINT
+        pending.append(threading.Timer(_AGAIN_SECONDS, signal.raise_signal, (number,)))
+        pending[-1].start()
 
     handlers: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
@@ -61,8 +76,12 @@ def _signals_raise() -> Iterator[None]:
     try:
         for number, handler in changed.items():
             signal.signal(number, handler)
+        sys.unraisablehook = raise_again if changed else show_lost
         yield
     finally:
+        sys.unraisablehook = show_lost
+        for timer in pending:
+            timer.cancel()
         for number in changed:
             signal.signal(number, before[number])
 

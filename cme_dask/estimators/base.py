@@ -120,7 +120,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "tol": check_tol,
     "max_rank": partial(check_number, least=1),
     "n_folds": partial(check_number, least=1, most=MAX_FOLDS),
-    "sample_size": partial(check_number, least=2),
+    "sample_size": partial(check_number, least=2, most=2**63 - 1),
     "support_size": partial(check_number, least=0),
     "random_state": partial(check_number, least=0, most=2**63 - 1),
     "accuracy": partial(check_number, least=0, whole=False),
@@ -512,7 +512,7 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
                 made.append(choose_kernel(kernel, rows, i, sample.columns[i], name))
                 if isinstance(kernel, Kernel) and pivots[i].mode != "given":
                     points = rows.prefix(HEURISTIC_ROWS).parts[i]
-                    short = warn_of_length(kernel, points, name) or short
+                    short = warn_of_length(made[-1], points, name) or short
             kernels.append(made[0])
         if short and pivots[0].max_rank is None:  # its cost is that of the cube of the rank
             pivots = tuple(replace(each, max_rank=SHORT_RANK) for each in pivots)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, Unpack, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from cme_dask.estimators.base import (
     Measured,
     check_choice,
     check_number,
+    check_tol,
     given_rows,
 )
 from cme_dask.estimators.cholesky import one_variable
@@ -36,7 +38,6 @@ from cme_dask.models.logistic import LogisticModel
 from cme_dask.models.points import FloatArray, is_out_of_core
 from cme_dask.models.relevance import LengthScales
 from cme_dask.numerics.basis import LinearBasis, eigenbasis
-from cme_dask.numerics.embedding import check_ridges
 from cme_dask.numerics.labels import (
     check_label_types,
     clipped_shares,
@@ -191,6 +192,14 @@ class GrowingClassifier(LabelClassifier):
         return self
 
 
+def _checked(check: Callable[[Any], Any], y: Any) -> Any:
+    """What a check of scikit-learn returns, whose errors become ours."""
+    try:
+        return check(y)
+    except ValueError as error:
+        raise DataError(f"y: {error}") from error
+
+
 def labelled_sample(
     X: Any,
     y: Any,
@@ -230,13 +239,13 @@ def labelled_sample(
         classes, codes = coded(y, missing=missing)
     else:
         # As scikit-learn does: a column vector is taken with a warning.
-        y = column_or_1d(y, warn=True)
+        y = _checked(partial(column_or_1d, warn=True), y)
         known_rows = ~missing_labels(y)
         if not missing:
             _check_labels(y, name)
         y = y[known_rows]
         check_label_types(y, name)
-        check_classification_targets(y)
+        _checked(check_classification_targets, y)
         classes, found = np.unique(y, return_inverse=True)
         codes = np.full(len(known_rows), np.nan)
         codes[known_rows] = found
@@ -609,10 +618,10 @@ class KernelLogisticRegression(LabelClassifier):
     def _check(self) -> None:
         super()._check()
         check_number("max_iter", self.max_iter, 1)
-        if not check_ridges([self.reg])[0] > 0.0:
+        check_number("reg", self.reg, 0, whole=False)
+        if not self.reg > 0.0:
             raise DataError(f"reg must be above 0, got {self.reg!r}")
-        if not 0.0 < self.gradient_tol < 1.0:
-            raise DataError(f"gradient_tol must lie between 0 and 1, got {self.gradient_tol!r}")
+        check_tol("gradient_tol", self.gradient_tol)
 
     def _steps(self, sample: Sample, *, plans: bool) -> dict[str, Any]:
         return {"iterates": True}

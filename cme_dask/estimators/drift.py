@@ -28,7 +28,7 @@ from cme_dask.numerics.drift import (
     conditional_terms,
     fit_ratio,
 )
-from cme_dask.numerics.independence import sign_flip_pvalue
+from cme_dask.numerics.independence import MIN_FOLDS, sign_flip_pvalue
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, Moments, MomentSums
 from cme_dask.numerics.weighted import WeightedMeans, WeightedMoments
 from cme_dask.passes.driver import FitKeywords, options_of, with_run_options
@@ -313,6 +313,9 @@ class _Comparisons:
             return None, {}, "There are no new rows of y: drift of y was not tested."
         if len(sums.held_out_folds) < 2:
             return None, {}, "Drift of y given x was not tested: the fit kept no folds."
+        if np.count_nonzero(self.sums.weights > 0.0) < MIN_FOLDS:
+            few = f"Drift of y given x was not tested: the new rows lie in fewer than {MIN_FOLDS} "
+            return None, {}, f"{few}folds."
         terms = conditional_terms(sums, self.sums, len(columns.names))
         rank = terms.shape[2] - len(columns.names)
 

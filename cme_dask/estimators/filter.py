@@ -61,8 +61,8 @@ class KernelBayesFilter(Estimator):
         As in :class:`TransferOperator`.
     tol, max_rank, sample_size, n_folds, random_state
         As in :class:`JointDistribution`.
-    pivots
-        As in :class:`TransferOperator`, or a pair, of states and of observations.
+    pivots : {"sampled", "greedy", "random"} or pair of arrays
+        As in :class:`JointDistribution`, of states and of observations.
 
     Attributes
     ----------

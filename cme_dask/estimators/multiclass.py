@@ -230,6 +230,7 @@ class MulticlassEmbedding(EmbeddingClassifier):
         super()._check()
         if not hasattr(self.optimizer, "update"):  # of optax
             check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("shrinkage", self.shrinkage, (True, False))
         check_number("batch_size", self.batch_size, 2)
         check_number("max_iter", self.max_iter, 0)
         check_number("n_iter_no_change", self.n_iter_no_change, 1)

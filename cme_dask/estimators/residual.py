@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from threading import Event
+from threading import Event, Lock
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from cme_dask.config import HELD_ROWS
 from cme_dask.data.sample import Sample
-from cme_dask.errors import CmeDaskError
+from cme_dask.errors import CmeDaskError, ResourceError
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
@@ -45,7 +45,12 @@ from cme_dask.estimators.support import (
     first_map,
     settled_values,
 )
-from cme_dask.estimators.tuned import FeatureMoments, OnLocation, search_kernels
+from cme_dask.estimators.tuned import (
+    FeatureMoments,
+    OnLocation,
+    search_kernels,
+    search_memory,
+)
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.learning.candidates import Over, Tuning
 from cme_dask.learning.losses import (
@@ -65,7 +70,7 @@ from cme_dask.numerics.scoring import column_deviations
 from cme_dask.numerics.values import ValueMap
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, run_pass
+from cme_dask.passes.run import PassReport, extent_of, run_pass
 
 Array = Any
 
@@ -142,6 +147,11 @@ def located_plan(
     seconds = time.perf_counter() - begin
     plan = planned(context)
     if screening is None:
+        beside = None if context.mean is None else _beside_solution(context, plan.memory)
+        with suppress(ResourceError):
+            if beside is not None:
+                memory = search_memory(beside, _quick(fit._tuning))
+                plan = replace(plan, memory=plan.memory.or_tighter(memory))
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
@@ -330,20 +340,17 @@ class _SecondAhead:
     """
 
     def __init__(self, fit: JointFit, context: FitContext) -> None:
-        self._fit, self._failed = fit, Event()
-        self._context = replace(context, progress=self._goes_on)
+        self._fit, self._context, self._progress = fit, context, _LaterProgress(context.progress)
         self._thread = ThreadPoolExecutor(1)
         self._begun: Future[_Second] | None = None
 
-    def _goes_on(self, _: Any) -> None:
-        if self._failed.is_set():
-            raise Over
-
     def begin(self, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan) -> None:
         """Begin, with the moments for a location, beside what takes so much memory."""
-        if self._context.executor.cores > 1:
-            context = replace(self._context, held=memory.predicted)
-            self._begun = self._thread.submit(copy_context().run, self._make, context, for_location)
+        context = _beside_solution(self._context, memory)
+        if context is not None:
+            context = replace(context, progress=self._progress)
+            run = copy_context().run
+            self._begun = self._thread.submit(run, self._make, context, for_location)
 
     def _make(self, context: FitContext, for_location: tuple[FeatureMoments, ...]) -> _Second:
         with one_blas_thread():
@@ -355,6 +362,7 @@ class _SecondAhead:
     def made(self) -> _Second | None:
         """What is made; None if it could not."""
         if self._begun is not None:
+            self._progress.report()
             with suppress(CmeDaskError):
                 return self._begun.result()
         return None
@@ -364,8 +372,62 @@ class _SecondAhead:
 
     def __exit__(self, failure: type[BaseException] | None, *_: Any) -> None:
         if failure is not None:
-            self._failed.set()
+            self._progress.over.set()
         self._thread.shutdown(cancel_futures=True)
+
+
+class _LaterProgress:
+    """Reports of a step that has begun before its turn, which wait for it.
+
+    Attributes
+    ----------
+    over
+        Whether the step is not needed any more: its next report raises :class:`Over`.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.over = Event()
+        self._progress, self._waiting, self._lock = progress, list[Any](), Lock()
+        self._in_turn = False
+
+    def __call__(self, event: Any) -> None:
+        if self.over.is_set():
+            raise Over
+        with self._lock:
+            if not self._in_turn:
+                self._waiting.append(event)
+            else:
+                self._pass_on(event)
+
+    def _pass_on(self, event: Any) -> None:
+        if self._progress is not None:
+            self._progress(event)
+
+    def report(self) -> None:
+        """It is the turn of the step."""
+        with self._lock:
+            self._in_turn = True
+            for event in self._waiting:
+                self._pass_on(event)
+
+
+def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | None:
+    """The context of a second search beside a solution; None if there is no core for both.
+
+    Parameters
+    ----------
+    context
+        Of the first fit.
+    memory
+        Predicted peak of the pass and of the solution.
+    """
+    if context.executor.cores == 1:
+        return None
+    if context.search is not None:
+        memory = memory.or_tighter(context.search.memory)
+    held = extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held
+    counted = context.executor.check_alone("the second search", 0, held, "").predicted
+    return replace(context, held=context.held + max(memory.predicted - counted, 0))
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:

@@ -168,6 +168,12 @@ def search_kernels(
     )
 
 
+def search_memory(context: FitContext, options: Tuning) -> MemoryPlan:
+    """The memory of :func:`search_kernels`; ResourceError if there is too little."""
+    rows = context.rows.prefix(options.rows)
+    return _way_to_search(context, len(rows), options.max_rank, None)[2]
+
+
 def _way_to_search(
     context: FitContext, rows: int, max_rank: int, location: AheadSearch | None
 ) -> tuple[int, int, MemoryPlan]:

@@ -216,10 +216,12 @@ UPPER_ROWS, LOWER_ROWS = map(ctypes.c_char_p, (b"L", b"U"))
 
 @lru_cache(maxsize=1024)
 def as_int(value: int) -> Any:
+    """Return a pointer to an integer, as Fortran takes it."""
     return ctypes.byref(ctypes.c_int(value))
 
 
 def as_double(value: float) -> Any:
+    """Return a pointer to a float64."""
     return ctypes.byref(ctypes.c_double(value))
 
 

@@ -95,7 +95,7 @@ def conformal_scores(
 
 def check_by(by: Any, columns: Columns) -> None:
     """DataError unless it is a column of labels of x."""
-    if by not in columns.categories:
+    if not isinstance(by, str) or by not in columns.categories:
         labelled = ", ".join(map(repr, columns.categories)) or "none"
         raise DataError(
             "conformal intervals cover within the labels of a column of x that holds labels "
@@ -191,7 +191,10 @@ def conformalized(
         query_points(rows, variable, name, missing=missing)
         for rows, variable, name in ((X, model.x, "X"), (Y, model.y, "Y"))
     )
-    shares = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    try:
+        shares = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"weights must be numbers, one for each row, got {weights!r}") from error
     if not len(x) == len(y) > 0 or shares.shape != (len(x),):
         raise DataError(
             f"conformalized takes as many rows of X as of Y, and weights: got {len(x):,} and "

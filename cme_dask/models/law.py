@@ -494,7 +494,8 @@ class ConditionalLaw:
         """
         count = 1 if size is None else size
         for name, value in (("size", count), ("random_state", random_state), ("first", first)):
-            if not (isinstance(value, (int, np.integer)) and 0 <= value < _DRAWN):
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (whole and 0 <= value < _DRAWN):
                 raise DataError(f"{name} must be a non-negative integer, got {value!r}")
         d = len(self.columns.names)
 
@@ -608,6 +609,8 @@ class ConditionalLaw:
             raise labels_have_no_mean(columns.names[0], columns)
         if column is None:
             return result
+        if not isinstance(column, str):
+            raise DataError(f"column must be the name of one column, got {column!r}")
         if column not in result:
             columns.positions([column])  # names it if there is none
             raise labels_have_no_mean(column, columns)

@@ -283,6 +283,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     """
     if isinstance(models, (str, os.PathLike)):
         raise DataError(f"merging takes several models or paths, got the one path {models!s}")
+    if not isinstance(models, Iterable):
+        raise DataError(f"merging takes a list of models or paths, got {type(models).__name__}")
     several = [JointSums.of(one_model(model)) for model in models]
     total = union(several)
     _check_distinct(several)

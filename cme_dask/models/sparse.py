@@ -187,6 +187,8 @@ class SparseModel(LinearEmbedding):
             return cast(FloatArray, lazy_answers().lazy_method(self, "expect", X, self.x, f=f))
         single = isinstance(f, str) or callable(f)
         several: Any = [f] if single else numeric_columns(self.columns_y) if f is None else f
+        if not isinstance(several, Sequence):
+            raise DataError(f"f must be a column, an event, a function or several, got {f!r}")
         values = [
             function_values(
                 function_of(each, self.columns_y), self.points_y, name_of(each), vector=True
@@ -199,7 +201,8 @@ class SparseModel(LinearEmbedding):
                 f"functions of one call must have values of one shape, got {widths}: "
                 "ask for them one by one"
             )
-        result = self._sums(X, np.stack(values, axis=1))
+        none = np.zeros((len(self.points_y), 0))
+        result = self._sums(X, np.stack(values, axis=1) if values else none)
         return result[:, 0] if single else result
 
     def weights(self, X: Any) -> FloatArray:

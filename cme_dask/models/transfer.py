@@ -11,6 +11,7 @@ from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
+from cme_dask.kernels.base import check_integer
 from cme_dask.models.base import Model
 from cme_dask.models.events import comparison
 from cme_dask.models.operators import Operator
@@ -83,8 +84,9 @@ class TransferModel(Model):
         Raises
         ------
         DataError
-            On wrong columns or NaN.
+            On wrong columns or NaN, or a number below 1.
         """
+        count = None if count is None else check_integer("count", count, 1)
         newton = self.basis.newton(query_points(X, self, "X"))
         return np.asarray(newton @ self._spectrum[1][:, :count])
 
@@ -100,7 +102,13 @@ class TransferModel(Model):
         ----------
         count
             Number of eigenfunctions; default all.
+
+        Raises
+        ------
+        DataError
+            On a number below 1.
         """
+        count = None if count is None else check_integer("count", count, 1)
         return np.asarray(np.linalg.lstsq(self._spectrum[1], self.slope)[0][:count])
 
     def forecast(

@@ -17,7 +17,12 @@ from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.cells import CellStatistics
-from cme_dask.numerics.independence import centred_spectrum, mixture_pvalue, sign_flip_pvalue
+from cme_dask.numerics.independence import (
+    centred_spectrum,
+    check_folds,
+    mixture_pvalue,
+    sign_flip_pvalue,
+)
 from cme_dask.numerics.moments import Moments, MomentSums
 
 Array = Any
@@ -157,7 +162,7 @@ def compare(
     Raises
     ------
     DataError
-        If there are fewer than six folds for the bootstrap.
+        If one of both has fewer than six folds for the bootstrap.
     """
     (first, square_a), (second, square_b) = before.means(), after.means()
     statistic = float(((first - second) ** 2).sum())
@@ -172,7 +177,8 @@ def compare(
     except DataError:  # it is the same at all rows of both sets
         return Comparison(statistic, 0.0, 1.0)
     if method == "bootstrap":
-        middle = (first + second) / 2.0
+        check_folds(len(before.weights), len(after.weights))
+        middle = share * first + (1.0 - share) * second
         terms = np.vstack(
             [
                 sign * (sums.first - np.outer(sums.weights, middle)) / sums.weights.sum()

@@ -361,6 +361,8 @@ def check_ridges(regs: Any) -> Array:
         values = np.atleast_1d(np.asarray(regs, dtype=np.float64))
     except (TypeError, ValueError):
         values = np.array([np.nan])
-    if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 0).all()):
+    truth = any(isinstance(each, bool | np.bool_) for each in np.ravel(np.array(regs, object)))
+    usable = values.ndim == 1 and values.size and not truth and np.isfinite(values).all()
+    if not usable or (values < 0.0).any():
         raise DataError(f"ridges must be non-negative numbers, got {regs!r}")
     return values

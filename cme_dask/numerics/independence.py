@@ -381,13 +381,32 @@ def residual_inflation(moments: MomentSums, regs: tuple[float, float]) -> float:
     return max(1.0, of_both / (of_y * of_x)) if min(of_both, of_y, of_x) > 0.0 else 1.0
 
 
+def check_folds(*counts: int) -> None:
+    """DataError unless each sample has rows in so many folds that signs of their sums may flip."""
+    if min(counts) < MIN_FOLDS:
+        of_each = " in each of the two samples" if len(counts) > 1 else ""
+        raise DataError(
+            f"the bootstrap needs at least {MIN_FOLDS} folds with rows{of_each}, got "
+            f"{' and '.join(map(str, counts))}: raise {_FOLDS}, or give more rows, groups or "
+            "blocks of time"
+        )
+
+
 def difference_terms(a: MomentSums, b: MomentSums) -> Array:
     """Centred sums over each fold whose sum is E_A N - E_B N, shape (F, m).
 
-    Folds without rows are left out.
+    Folds without rows are left out. The centre is the mean over the rows of both: at the middle of
+    both means, terms of the larger sample would all share half of the error of the smaller one.
+
+    Raises
+    ------
+    DataError
+        If one of the samples has rows in fewer than six folds.
     """
+    check_folds(*(int(np.count_nonzero(each.weights > 0.0)) for each in (a, b)))
     first, second = a.means(), b.means()
-    middle = (first.means["x"] + second.means["x"]) / 2.0
+    share = a.n_rows / (a.n_rows + b.n_rows)
+    middle = share * first.means["x"] + (1.0 - share) * second.means["x"]
 
     def centred(sums: MomentSums, weight: float) -> Array:
         shares = sums.weights / weight
@@ -425,11 +444,7 @@ def sign_flip_pvalue(terms: Array, n_resamples: int, seed: int, *, inflation: fl
         If there are fewer than six terms.
     """
     gram, count = terms @ terms.T, len(terms)
-    if count < MIN_FOLDS:
-        raise DataError(
-            f"the bootstrap needs at least {MIN_FOLDS} folds with rows, got {count}: "
-            f"raise {_FOLDS}, or give more rows, groups or blocks of time"
-        )
+    check_folds(count)
     if count <= _EXACT_FOLDS:
         signs = np.array([(1.0, *rest) for rest in product((1.0, -1.0), repeat=count - 1)])
     else:

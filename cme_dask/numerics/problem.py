@@ -52,7 +52,13 @@ class Regularization(NamedTuple):
             values = np.asarray(reg, dtype=np.float64)
         except (TypeError, ValueError):
             values = np.array(np.nan)
-        if values.shape not in ((), (2,)) or not np.all(np.isfinite(values)) or np.any(values < 0):
+        truth = any(isinstance(each, bool | np.bool_) for each in np.ravel(np.array(reg, object)))
+        if (
+            truth
+            or values.shape not in ((), (2,))
+            or not np.all(np.isfinite(values))
+            or np.any(values < 0)
+        ):
             raise DataError(
                 f"reg must be a non-negative number r or a pair (r_Y, r_X), got {reg!r}"
             )

@@ -290,6 +290,7 @@ class Greedy(Rule):
         size = offered_rows(state.rank, strips)
         if self.span == 1.0:
             chosen, bound = top_rows(residual, strip.rows, size)
+            chosen = chosen[residual[chosen] > 0.0]  # without rows of weight zero
             return chosen, residual[chosen], bound
         few = _candidates(residual, strip.rows, max(_CANDIDATES, size))
         points, newton = x[few], state.newton(self.kernel, x[few])

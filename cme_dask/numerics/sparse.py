@@ -288,7 +288,7 @@ class SparseSolver:
     def _prox(
         self, centre: Array, sigma: float, lifted: Array, start: Split | None
     ) -> tuple[Array, Split]:
-        step = 0.5 * self.gamma * sigma
+        step = 0.5 * self.gamma * sigma * (1.0 + 16.0 * _EPS)  # at gamma_max nothing is left
         return self.problem.penalty.prox(centre + sigma * lifted, step, start)
 
     def _lagrangian(self, dual: Array, point: Array, sigma: float) -> float:

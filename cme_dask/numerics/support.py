@@ -29,6 +29,7 @@ WALK_ROWS = 1 << 16
 WALK_WORDS = 6
 """Numbers that each of them takes on the way."""
 
+_BORDER = 1e-9  # of a cell
 _DEEP = 32  # levels: of more, tables of each would be large
 _FAR = 6.0  # deviations beyond which heavy tails would take the cells of all other rows
 _LABELS_FIRST = 1e3  # weight of labels: that of one row in 10^5 still outweighs all else
@@ -247,7 +248,9 @@ def make_support(
     if len(values) <= size:
         number = np.arange(len(values))
     else:
-        level = np.minimum((size * (np.cumsum(mass) - mass / 2)).astype(np.int64), size - 1)
+        # Weights that are whole numbers reach borders, which rounding may miss.
+        level = size * (np.cumsum(mass) - mass / 2) + _BORDER
+        level = np.minimum(level.astype(np.int64), size - 1)
         number = np.unique(level, return_inverse=True)[1]
     first = np.flatnonzero(np.diff(number, prepend=-1))
     last = np.append(first[1:], len(values)) - 1

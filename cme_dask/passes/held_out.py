@@ -295,6 +295,8 @@ def scoring_of(
 ) -> Scoring:
     """What :func:`score` does with these arguments; it raises the same errors."""
     fitted = getattr(model, "model_", model)
+    if isinstance(events, str) or not all(isinstance(event, str) for event in events):
+        raise DataError(f"events must be a list of texts such as ['y > 1'], got {events!r}")
     (found, *_), single = check_levels(level)
     if not single or not 0.0 < found < 1.0:
         raise DataError(f"level must be a number between 0 and 1, got {level!r}")
