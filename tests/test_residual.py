@@ -1,6 +1,7 @@
 """The location model: locations, the second pass, the decision, files; oracles by hand."""
 
 import copy
+import threading
 
 import dask.array as da
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
+from cme_dask.estimators import residual
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
@@ -273,6 +275,70 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     first = names.index("pass over the rows")
     assert names.index("search for kernels of residuals") < names.index("pivots") < first
     assert ("pass over the residuals" in names[first:]) == pays
+
+
+def smooth_rows(n=150):
+    rng = np.random.default_rng(2)
+    x = rng.uniform(-2.0, 2.0, size=(n, 1))
+    return x, np.sin(2.0 * x) + 0.2 * rng.normal(size=(n, 1))
+
+
+def state_of(fit):
+    state = fit.model_.to_state()
+    return {name: values.tobytes() for name, values in state.arrays.items()}
+
+
+def test_the_second_search_gives_the_same_bits_beside_the_solution_and_after_it(monkeypatch):
+    """Without another core, or memory for both at once, one follows the other."""
+    begun = []
+    make = residual._SecondAhead._make
+    monkeypatch.setattr(
+        residual._SecondAhead, "_make", lambda self, *of: begun.append(1) or make(self, *of)
+    )
+    fits, events = [], []
+    for workers in (2, 1):
+        law = JointDistribution(tuning=QUICK, max_rank=30)
+        heard = []
+        fits.append(law.fit(*smooth_rows(), workers=workers, progress=heard.append))
+        events.append([event.name for event in heard])
+    monkeypatch.setattr(residual, "_beside_solution", lambda *_: None)
+    fits.append(JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2))
+    assert len(begun) == 1
+    assert fits[0].model_.residual is not None
+    first, *others = map(state_of, fits)
+    assert all(other == first for other in others)
+    assert list(dict.fromkeys(events[0])) == list(dict.fromkeys(events[1]))
+    counts = [each.count("search for kernels of residuals") for each in events]
+    assert counts[0] == counts[1] > 1
+
+
+def test_what_ends_the_solution_ends_the_search_beside_it():
+    class Enough(Exception):
+        pass
+
+    def progress(event):
+        if event.name == "solution":
+            raise Enough
+
+    before = set(threading.enumerate())
+    with pytest.raises(Enough):
+        JointDistribution(tuning=QUICK, max_rank=30).fit(
+            *smooth_rows(), workers=2, progress=progress
+        )
+    assert set(threading.enumerate()) <= before
+
+
+def test_errors_of_the_search_beside_the_solution_are_those_of_one_after_it(monkeypatch):
+    search = residual.search_kernels
+
+    def failing(context, *arguments, **keywords):
+        if context.sample.residuals is not None:
+            raise DataError("nothing can be found")
+        return search(context, *arguments, **keywords)
+
+    monkeypatch.setattr(residual, "search_kernels", failing)
+    with pytest.raises(DataError, match="nothing can be found"):
+        JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2)
 
 
 def test_kernels_that_are_given_are_what_is_fitted():

@@ -148,10 +148,11 @@ def located_plan(
     plan = planned(context)
     if screening is None:
         beside = None if context.mean is None else _beside_solution(context, plan.memory)
+        if beside is None:
+            return plan
         with suppress(ResourceError):
-            if beside is not None:
-                memory = search_memory(beside, _quick(fit._tuning))
-                plan = replace(plan, memory=plan.memory.or_tighter(memory))
+            memory = search_memory(beside, _quick(fit._tuning))
+            plan = replace(plan, memory=plan.memory.or_tighter(memory))
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
@@ -347,7 +348,7 @@ class _SecondAhead:
     def begin(self, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan) -> None:
         """Begin, with the moments for a location, beside what takes so much memory."""
         context = _beside_solution(self._context, memory)
-        if context is not None:
+        if context is not None and all(sums.held_out_folds for _, sums in for_location):
             context = replace(context, progress=self._progress)
             run = copy_context().run
             self._begun = self._thread.submit(run, self._make, context, for_location)
@@ -370,9 +371,8 @@ class _SecondAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, failure: type[BaseException] | None, *_: Any) -> None:
-        if failure is not None:
-            self._progress.over.set()
+    def __exit__(self, *_: Any) -> None:
+        self._progress.over.set()
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -412,7 +412,9 @@ class _LaterProgress:
 
 
 def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | None:
-    """The context of a second search beside a solution; None if there is no core for both.
+    """The context of a second search beside a solution; None without cores and memory for both.
+
+    Where workers have memory of their own, that of the client is not known to suffice.
 
     Parameters
     ----------
@@ -421,12 +423,15 @@ def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | No
     memory
         Predicted peak of the pass and of the solution.
     """
-    if context.executor.cores == 1:
+    if context.executor.cores == 1 or context.executor.worker_memory:
         return None
     if context.search is not None:
         memory = memory.or_tighter(context.search.memory)
     held = extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held
-    counted = context.executor.check_alone("the second search", 0, held, "").predicted
+    try:
+        counted = context.executor.check_alone("the second search", 0, held, "").predicted
+    except ResourceError:
+        return None
     return replace(context, held=context.held + max(memory.predicted - counted, 0))
 
 
