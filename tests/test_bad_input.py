@@ -550,6 +550,10 @@ PARAMETERS = [
 def test_arguments_of_a_model(few):
     model = joint(kernel_y=kernels.Gaussian(1.0)).fit(*few).model_
     law = model.conditional(few[0][:3])
+    listed, lazily = (
+        score(model, *few, events=events).brier for events in (["y0 > 1"], iter(["y0 > 1"]))
+    )
+    assert [*listed] == [*lazily] == ["y0 > 1"]
     for wrong, message in (
         (lambda: law.quantile(0.5, column=["y0"]), "column must be the name of one column"),
         (lambda: law.crps(few[1][:3], column=0), "column must be the name of one column"),
@@ -558,6 +562,7 @@ def test_arguments_of_a_model(few):
         (lambda: model.conformalized(*few, weights="a"), "weights must be numbers"),
         (lambda: score(model, *few, events=[3]), "events must be a list of texts"),
         (lambda: score(model, *few, events="y0 > 1"), "events must be a list of texts"),
+        (lambda: score(model, *few, events=3), "events must be a list of texts"),
     ):
         with Refused(DataError, message):
             wrong()
@@ -569,6 +574,10 @@ def test_arguments_of_other_estimators(few):
     kernel = kernels.Gaussian((1.0, 1.0))
     sparse = SparseEmbedding(kernel_x=kernel, kernel_y=kernels.Gaussian(1.0), tol=1e-2).fit(x, y)
     assert sparse.expect([], x[:5]).shape == (5, 0)
+    several = (
+        sparse.expect(names, x[:5]) for names in (["y0"], np.array(["y0"]), pd.Index(["y0"]))
+    )
+    assert len({values.tobytes() for values in several}) == 1
     operator = TransferOperator(kernel, tol=1e-2).fit(x).model_
     logistic = partial(KernelLogisticRegression, kernel)
     for wrong, message in (

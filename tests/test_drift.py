@@ -255,8 +255,14 @@ def test_dependent_or_weighted_rows_are_judged_by_the_bootstrap(fit):
 def test_new_rows_of_few_groups_need_independence(fit):
     x, y = waves(200, 9)
     sample = open_sample(x, y, group=np.arange(200) // 40).fold_by("group")
-    with pytest.raises(DataError, match="in each of the two samples, got 10 and 5"):
+    with pytest.raises(DataError, match="in each of the two samples, got 10 and 5: raise n_folds"):
         drift_report(fit, sample, **HERE)
+    weights = np.linspace(0.5, 1.5, 600)
+    rough = JointDistribution(
+        kernel_x=kernels.Gaussian(1.5), kernel_y=kernels.Gaussian(1.0), n_folds=5, **PLAIN
+    ).fit(*waves(600, 0), weights=weights, **HERE)
+    with pytest.raises(DataError, match="got 5 and 16: fit again with n_folds of at least 6"):
+        drift_report(rough, x, y, weights=weights[:200], **HERE)
     report = drift_report(fit, sample, method="chi2", **HERE)
     assert report.x.pvalue > 0.01
     assert report.y_given_x is None

@@ -297,10 +297,16 @@ def test_the_second_search_gives_the_same_bits_beside_the_solution_and_after_it(
     )
     fits, events = [], []
     for workers in (2, 1):
+        reported, threads = [], set()
+
+        def progress(event, reported=reported, threads=threads):
+            reported.append(event.name)
+            threads.add(threading.current_thread())
+
         law = JointDistribution(tuning=QUICK, max_rank=30)
-        heard = []
-        fits.append(law.fit(*smooth_rows(), workers=workers, progress=heard.append))
-        events.append([event.name for event in heard])
+        fits.append(law.fit(*smooth_rows(), workers=workers, progress=progress))
+        events.append(reported)
+        assert threads == {threading.main_thread()}
     monkeypatch.setattr(residual, "_beside_solution", lambda *_: None)
     fits.append(JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2))
     assert len(begun) == 1
@@ -328,17 +334,25 @@ def test_what_ends_the_solution_ends_the_search_beside_it():
     assert set(threading.enumerate()) <= before
 
 
-def test_errors_of_the_search_beside_the_solution_are_those_of_one_after_it(monkeypatch):
-    search = residual.search_kernels
+@pytest.mark.parametrize("error", [DataError, MemoryError])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_search_that_fails_beside_the_solution_is_made_after_it(monkeypatch, error, times):
+    search, failures = residual.search_kernels, []
 
-    def failing(context, *arguments, **keywords):
-        if context.sample.residuals is not None:
-            raise DataError("nothing can be found")
-        return search(context, *arguments, **keywords)
+    def failing(*arguments, **keywords):
+        if len(failures) < times:
+            failures.append(1)
+            raise error("nothing can be found")
+        return search(*arguments, **keywords)
 
+    law = JointDistribution(tuning=QUICK, max_rank=30)
+    expected = state_of(law.fit(*smooth_rows(), workers=2))
     monkeypatch.setattr(residual, "search_kernels", failing)
-    with pytest.raises(DataError, match="nothing can be found"):
-        JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2)
+    if times == 1:
+        assert state_of(law.fit(*smooth_rows(), workers=2)) == expected
+        return
+    with pytest.raises(error, match="nothing can be found"):
+        law.fit(*smooth_rows(), workers=2)
 
 
 def test_kernels_that_are_given_are_what_is_fitted():

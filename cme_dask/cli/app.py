@@ -61,7 +61,9 @@ def _signals_raise() -> Iterator[None]:
             show_lost(lost)
             return
         number = signal.SIGTERM if issubclass(lost.exc_type, Terminated) else signal.SIGINT
-        pending.append(threading.Timer(_AGAIN_SECONDS, signal.raise_signal, (number,)))
+        # To the main thread, which may wait for another one.
+        to = threading.main_thread().ident, number
+        pending.append(threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, to))
         pending[-1].start()
 
     handlers: dict[int, Any] = {
@@ -79,11 +81,11 @@ def _signals_raise() -> Iterator[None]:
         sys.unraisablehook = raise_again if changed else show_lost
         yield
     finally:
+        for number in changed:
+            signal.signal(number, before[number])
         sys.unraisablehook = show_lost
         for timer in pending:
             timer.cancel()
-        for number in changed:
-            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager

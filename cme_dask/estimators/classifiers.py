@@ -193,7 +193,7 @@ class GrowingClassifier(LabelClassifier):
 
 
 def _checked(check: Callable[[Any], Any], y: Any) -> Any:
-    """What a check of scikit-learn returns, whose errors become ours."""
+    """Run a check of scikit-learn, and convert its ValueError to a DataError."""
     try:
         return check(y)
     except ValueError as error:

@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from threading import Event, Lock
+from queue import SimpleQueue
+from threading import Event
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -48,11 +49,12 @@ from cme_dask.estimators.support import (
 from cme_dask.estimators.tuned import (
     FeatureMoments,
     OnLocation,
+    held_by_client,
     search_kernels,
     search_memory,
 )
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
-from cme_dask.learning.candidates import Over, Tuning
+from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import (
     Gain,
     HeldLaws,
@@ -70,7 +72,7 @@ from cme_dask.numerics.scoring import column_deviations
 from cme_dask.numerics.values import ValueMap
 from cme_dask.passes.driver import Executor
 from cme_dask.passes.progress import StepBegan
-from cme_dask.passes.run import PassReport, extent_of, run_pass
+from cme_dask.passes.run import PassReport, run_pass
 
 Array = Any
 
@@ -186,7 +188,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
             return result.described(residual=screening.metadata), None
         if screening is None:
             _report(context, LOCATION)
-        made = ahead.made()
+        made = ahead.result()
     if made is None:
         with one_blas_thread():
             of_members = [(sides, moments) for sides, moments, _, _ in each]
@@ -336,79 +338,50 @@ class _Second(NamedTuple):
 class _SecondAhead:
     """The location and the second search, beside the solution of the first fit and its calibration.
 
-    They need the moments of the pass alone. Where there is no memory for both at once, one follows
-    the other, as if nothing had begun. What fails is left to raise its error there, too.
+    They need the moments of the pass alone. Without cores or memory for both at once, one follows
+    the other. If the search fails, it is made again after the solution, and raises its error there.
     """
 
     def __init__(self, fit: JointFit, context: FitContext) -> None:
-        self._fit, self._context, self._progress = fit, context, _LaterProgress(context.progress)
-        self._thread = ThreadPoolExecutor(1)
+        self._fit, self._context = fit, context
+        self._thread, self._over = ThreadPoolExecutor(1), Event()
+        self._events = SimpleQueue[Any]()  # for the thread of the fit, when it is their turn
         self._begun: Future[_Second] | None = None
 
     def begin(self, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan) -> None:
         """Begin, with the moments for a location, beside what takes so much memory."""
         context = _beside_solution(self._context, memory)
         if context is not None and all(sums.held_out_folds for _, sums in for_location):
-            context = replace(context, progress=self._progress)
+            context = replace(context, progress=self._events.put)
             run = copy_context().run
             self._begun = self._thread.submit(run, self._make, context, for_location)
+            self._begun.add_done_callback(lambda _: self._events.put(None))
 
     def _make(self, context: FitContext, for_location: tuple[FeatureMoments, ...]) -> _Second:
         with one_blas_thread():
             location = regression(context, for_location, scaled=True)
         if context.residual == "auto" and location.skill.max() < _SKILL:
             return _Second(location, None)
-        return _Second(location, _second_context(self._fit, context, location.residuals))
+        residuals, over = location.residuals, self._over.is_set
+        return _Second(location, _second_context(self._fit, context, residuals, over))
 
-    def made(self) -> _Second | None:
-        """What is made; None if it could not."""
-        if self._begun is not None:
-            self._progress.report()
-            with suppress(CmeDaskError):
-                return self._begun.result()
+    def result(self) -> _Second | None:
+        """The location and the second fit, or None if there are none."""
+        if self._begun is None:
+            return None
+        for event in iter(self._events.get, None):
+            if self._context.progress is not None:
+                self._context.progress(event)
+        with suppress(CmeDaskError, MemoryError):
+            return self._begun.result()
         return None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._progress.over.set()
+        self._over.set()
         self._thread.shutdown(cancel_futures=True)
-
-
-class _LaterProgress:
-    """Reports of a step that has begun before its turn, which wait for it.
-
-    Attributes
-    ----------
-    over
-        Whether the step is not needed any more: its next report raises :class:`Over`.
-    """
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.over = Event()
-        self._progress, self._waiting, self._lock = progress, list[Any](), Lock()
-        self._in_turn = False
-
-    def __call__(self, event: Any) -> None:
-        if self.over.is_set():
-            raise Over
-        with self._lock:
-            if not self._in_turn:
-                self._waiting.append(event)
-            else:
-                self._pass_on(event)
-
-    def _pass_on(self, event: Any) -> None:
-        if self._progress is not None:
-            self._progress(event)
-
-    def report(self) -> None:
-        """It is the turn of the step."""
-        with self._lock:
-            self._in_turn = True
-            for event in self._waiting:
-                self._pass_on(event)
 
 
 def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | None:
@@ -427,7 +400,7 @@ def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | No
         return None
     if context.search is not None:
         memory = memory.or_tighter(context.search.memory)
-    held = extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held
+    held = held_by_client(context)
     try:
         counted = context.executor.check_alone("the second search", 0, held, "").predicted
     except ResourceError:
@@ -488,8 +461,13 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
     )
 
 
-def _second_context(fit: JointFit, context: FitContext, residuals: Residuals) -> FitContext:
-    """The same fit of x and e."""
+def _second_context(
+    fit: JointFit,
+    context: FitContext,
+    residuals: Residuals,
+    over: Callable[[], bool] | None = None,
+) -> FitContext:
+    """The same fit of x and e; ``over`` as of :func:`search_kernels`."""
     second, kernels = _of_residuals(context, residuals), list(context.kernels)
     if context.search is None:
         kernels[1] = choose_kernel(None, second.rows, 1, second.sample.columns[1], "kernel_y")
@@ -497,7 +475,8 @@ def _second_context(fit: JointFit, context: FitContext, residuals: Residuals) ->
     learned = context.search.finalists[0].trial.x.form != "given"
     given = None if learned else kernels[0], None
     second = replace(second, kernels=kernels)
-    return search_kernels(second, given, _quick(fit._tuning), learn_reg=fit.reg is None)
+    learn_reg = fit.reg is None
+    return search_kernels(second, given, _quick(fit._tuning), learn_reg, over=over)
 
 
 def _quick(tuning: Tuning) -> Tuning:

@@ -21,7 +21,16 @@ from cme_dask.kernels.evaluator import (
     parallel_each,
     parallel_map,
 )
-from cme_dask.learning.candidates import KernelChoice, KernelPoint, Score, Search, Tuning
+from cme_dask.learning.candidates import (
+    AheadTrials,
+    KernelChoice,
+    KernelPoint,
+    Score,
+    Search,
+    TrialMemory,
+    TrialsHere,
+    Tuning,
+)
 from cme_dask.learning.problems import estimated, search_joint
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
@@ -109,6 +118,7 @@ def search_kernels(
     options: Tuning,
     learn_reg: bool,
     location: AheadSearch | None = None,
+    over: Callable[[], bool] | None = None,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -125,6 +135,8 @@ def search_kernels(
     location
         The search for a location, which begins at the same time if there are cores and memory for
         it.
+    over
+        Whether the search is not needed any more: its next trial raises :class:`Over` then.
 
     Raises
     ------
@@ -135,6 +147,9 @@ def search_kernels(
     """
     rows, solver = context.rows.prefix(options.rows), context.solver
     cores, ahead, memory = _way_to_search(context, len(rows), options.max_rank, location)
+    trials: TrialMemory | None = context.executor.trials((KernelPoint,))
+    if over is not None:
+        trials = AheadTrials(TrialsHere() if trials is None else trials, over)
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
@@ -152,7 +167,7 @@ def search_kernels(
             tol=context.pivots[0].tol,
             seed=context.seed,
             callback=context.progress,
-            memory=context.executor.trials((KernelPoint,)),
+            memory=trials,
             cores=cores,
         )
     best = search.finalists[0]
@@ -166,6 +181,11 @@ def search_kernels(
         averages=solver.constraint.averages,
         events=search.functions if solver.constraint.averages else None,
     )
+
+
+def held_by_client(context: FitContext) -> int:
+    """Bytes of the rows in memory, of the row sample, and of what else the client holds."""
+    return extent_of(context.sample, context.executor).in_memory + context.choice_cost(1).held
 
 
 def search_memory(context: FitContext, options: Tuning) -> MemoryPlan:
@@ -183,9 +203,7 @@ def _way_to_search(
     does.
     """
     columns = sum(len(each.names) for each in context.sample.columns)
-    held = (
-        extent_of(context.sample, context.executor).in_memory + context.choice_cost(max_rank).held
-    )
+    held = held_by_client(context)
 
     def plan(cores: int, ahead: int) -> MemoryPlan:
         searched = search_bytes(rows, columns, max_rank, FOLDS, cores)
@@ -242,7 +260,8 @@ class EnsembleFit:
         cells
             Whose rows are summed.
         on_location
-            Called with the last, before the members are solved for, and with the plan of memory.
+            Called with the moments for the location, before the members are solved for, and with
+            the plan of memory.
         """
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
@@ -313,8 +332,8 @@ class EnsembleFit:
         each = list(zip(candidates, specified, moments, strict=False))
         with one_blas_thread():
             self._solved(0.0)
-            for one in each:
-                members.append(self._member(*one, self._threads(len(each))))
+            for candidate, chosen, sums in each:
+                members.append(self._member(candidate, chosen, sums, self._threads(len(each))))
                 self._solved(float(shares[len(members) - 1] / shares[-1]))
         return members, tuple(summed), report
 
@@ -342,8 +361,8 @@ class EnsembleFit:
         retained = 1.0
         if folds:
             regs = _ridges(reg) if self.learn_reg else [reg]
-            each = parallel_map(lambda fold: fold.losses(regs), folds, threads)
-            of_folds = Losses(*map(np.stack, zip(*each, strict=True)))
+            unseen = parallel_map(lambda fold: fold.losses(regs), folds, threads)
+            of_folds = Losses(*map(np.stack, zip(*unseen, strict=True)))
             weights = np.array([fold.held.weight for fold in folds])
             losses = estimated(of_folds, weights, search.functions)
             best = int(np.argmin(search.score(losses[0][0], losses[1][0])))
@@ -357,16 +376,15 @@ class EnsembleFit:
         solution = of_bases.solve(mean).shrunk(retained)
         refits: dict[int, Array] = {}
 
-        def refit(fold: HeldFold | FactoredFold) -> tuple[Array, list[Answer]]:
+        def without(fold: HeldFold | FactoredFold) -> tuple[Array, list[Answer]]:
             refit = fold.solution(reg).shrunk(retained)
             answers = [refit.answer(fold.rest, given, newton=True) for given in (0, 1)]
             return refit.newton_coef, answers
 
         def refitted() -> Iterator[tuple[Moments, Moments, Sequence[Answer]]]:
-            each = parallel_each(refit, folds, threads)
-            for number, fold, (coef, answers) in zip(
-                moments.held_out_folds, folds, each, strict=True
-            ):
+            found = parallel_each(without, folds, threads)
+            each = zip(moments.held_out_folds, folds, found, strict=True)
+            for number, fold, (coef, answers) in each:
                 refits[number] = coef
                 yield fold.rest, fold.held, answers
 

@@ -3,8 +3,8 @@
 The routines of scipy.linalg hold the lock as long as they compute, so that two threads that factor
 matrices take as long as one. These are the same routines, see :mod:`cme_dask.kernels.evaluator`.
 
-Right-hand sides are rows, since LAPACK counts columns first: what is the lower triangle of a matrix
-in C order is its upper one. What the comments of BLAS say of matrices holds here, too.
+Right-hand sides are rows, since LAPACK counts columns first: it sees the lower triangle of a matrix
+in C order as the upper one. The requirements on matrices are those of the routines there.
 """
 
 import ctypes
@@ -91,7 +91,10 @@ class CholeskyFactor:
 
 
 def times_symmetric(rows: Array, matrix: Array) -> Array:
-    """Return ``rows @ matrix``, shape (k, m), of a symmetric one whose lower triangle counts."""
+    """Return ``rows @ matrix``, shape (k, m).
+
+    The matrix is symmetric, in C order, and its lower triangle counts.
+    """
     rows = np.ascontiguousarray(rows, dtype=np.float64)
     out = np.empty_like(rows)
     k, m = _rows_of(rows, matrix)
@@ -101,9 +104,9 @@ def times_symmetric(rows: Array, matrix: Array) -> Array:
 
 
 def solve_lower(lower: Array, rows: Array) -> Array:
-    """Return ``rows @ L^-T`` of a triangular L, shape (k, m)."""
+    """Return ``rows @ L^-T`` of a triangular L, shape (k, m); NaN if its diagonal has zeros."""
     solved = np.array(rows, dtype=np.float64, order="C")
-    lower = np.ascontiguousarray(lower)
+    lower = np.ascontiguousarray(lower, dtype=np.float64)
     k, m = _rows_of(solved, lower)
     (a, lda), (b, ldb) = blas_matrix(lower), blas_matrix(solved)
     _dtrsm(LEFT, LOWER_ROWS, TRANSPOSED, PLAIN, as_int(m), as_int(k), ONE, a, lda, b, ldb)

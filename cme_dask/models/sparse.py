@@ -1,6 +1,6 @@
 """The fitted sparse embedding, a signed measure on few points, and the path it was chosen from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
@@ -187,7 +187,7 @@ class SparseModel(LinearEmbedding):
             return cast(FloatArray, lazy_answers().lazy_method(self, "expect", X, self.x, f=f))
         single = isinstance(f, str) or callable(f)
         several: Any = [f] if single else numeric_columns(self.columns_y) if f is None else f
-        if not isinstance(several, Sequence):
+        if not isinstance(several, Iterable):
             raise DataError(f"f must be a column, an event, a function or several, got {f!r}")
         values = [
             function_values(

@@ -14,11 +14,13 @@ from array_api_compat import array_namespace
 from scipy.linalg import solve
 
 from cme_dask.display import brief_repr
-from cme_dask.errors import DataError
+from cme_dask.errors import DataError, remedy
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.independence import (
+    MIN_FOLDS,
     centred_spectrum,
+    centred_sums,
     check_folds,
     mixture_pvalue,
     sign_flip_pvalue,
@@ -30,6 +32,8 @@ Array = Any
 SECTIONS = 13
 """Kernel sections by which a column of numbers is compared."""
 
+_MORE_FOLDS = f"raise {remedy('n_folds', '--folds')}"
+_FIT_AGAIN = f"fit again with {remedy('n_folds', '--folds')} of at least {MIN_FOLDS}"
 _WIDTH = 0.15  # length scale of these, in shares of the rows
 _BEYOND = 0.2  # where values outside the range of before lie, beyond 0 and 1
 _KNOTS = 257
@@ -66,7 +70,7 @@ class FeatureSums:
     first, second
         Sums of phi and of phi phi^T, shapes (F, m) and (F, m, m).
     rows
-        Number of rows, of weighted ones the effective number (sum w)^2 / sum w^2.
+        Number of rows; of those retained in cells the effective number (sum w)^2 / sum w^2.
     """
 
     weights: Array
@@ -177,14 +181,11 @@ def compare(
     except DataError:  # it is the same at all rows of both sets
         return Comparison(statistic, 0.0, 1.0)
     if method == "bootstrap":
-        check_folds(len(before.weights), len(after.weights))
-        middle = share * first + (1.0 - share) * second
-        terms = np.vstack(
-            [
-                sign * (sums.first - np.outer(sums.weights, middle)) / sums.weights.sum()
-                for sign, sums in ((1.0, before), (-1.0, after))
-            ]
-        )
+        counts = len(before.weights), len(after.weights)
+        check_folds(*counts, remedy=_FIT_AGAIN if counts[0] < MIN_FOLDS else _MORE_FOLDS)
+        each = [(sums.first, sums.weights) for sums in (before, after)]
+        old, new = centred_sums(*((first / w.sum(), w / w.sum()) for first, w in each))
+        terms = np.vstack([old, -new])
         pvalue = sign_flip_pvalue(terms, n_resamples, seed)
         return Comparison(statistic, float((terms**2).sum()), pvalue)
     expected = float(spectrum.sum()) / scale * n / (n - 1.0)

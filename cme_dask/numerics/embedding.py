@@ -10,7 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums, variances
-from cme_dask.numerics.problem import Replicates, replicates
+from cme_dask.numerics.problem import Replicates, holds_booleans, replicates
 from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
@@ -361,8 +361,7 @@ def check_ridges(regs: Any) -> Array:
         values = np.atleast_1d(np.asarray(regs, dtype=np.float64))
     except (TypeError, ValueError):
         values = np.array([np.nan])
-    truth = any(isinstance(each, bool | np.bool_) for each in np.ravel(np.array(regs, object)))
-    usable = values.ndim == 1 and values.size and not truth and np.isfinite(values).all()
-    if not usable or (values < 0.0).any():
+    usable = values.ndim == 1 and values.size and np.isfinite(values).all()
+    if not usable or holds_booleans(regs) or (values < 0.0).any():
         raise DataError(f"ridges must be non-negative numbers, got {regs!r}")
     return values

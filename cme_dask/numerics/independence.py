@@ -381,22 +381,48 @@ def residual_inflation(moments: MomentSums, regs: tuple[float, float]) -> float:
     return max(1.0, of_both / (of_y * of_x)) if min(of_both, of_y, of_x) > 0.0 else 1.0
 
 
-def check_folds(*counts: int) -> None:
+def check_folds(*counts: int, remedy: str = f"raise {_FOLDS}") -> None:
     """DataError unless each sample has rows in so many folds that signs of their sums may flip."""
     if min(counts) < MIN_FOLDS:
         of_each = " in each of the two samples" if len(counts) > 1 else ""
         raise DataError(
             f"the bootstrap needs at least {MIN_FOLDS} folds with rows{of_each}, got "
-            f"{' and '.join(map(str, counts))}: raise {_FOLDS}, or give more rows, groups or "
-            "blocks of time"
+            f"{' and '.join(map(str, counts))}: {remedy}, or give more rows, groups or blocks of "
+            "time"
         )
+
+
+def centred_sums(*samples: tuple[Array, Array]) -> list[Array]:
+    r"""Sums over the folds of two samples less those of their centre, shapes (F, m).
+
+    .. math:: S_f - p_f \, c, \quad c = \frac{v_B \, m_A + v_A \, m_B}{v_A + v_B}, \quad
+              v = \frac{F}{F - 1} \sum_f |S_f - p_f m|^2
+
+    The centre is the mean of both means m by their precision, as the F folds with rows tell it. At
+    another one, such as the middle of both means, terms of the more exact sample would share the
+    error of the other one's mean, and would not be independent.
+
+    Parameters
+    ----------
+    samples
+        Of each sample the sums S over each fold divided by the weight of the sample, shape (F, m),
+        and the share p of each fold in this weight, shape (F,).
+    """
+    means = [sums.sum(axis=0) for sums, _ in samples]
+    variances = []
+    for (sums, shares), mean in zip(samples, means, strict=True):
+        folds = int(np.count_nonzero(shares > 0.0))
+        spread = float(((sums - np.outer(shares, mean)) ** 2).sum())
+        variances.append(spread * folds / (folds - 1))
+    share = variances[1] / sum(variances) if sum(variances) > 0.0 else 0.5
+    centre = share * means[0] + (1.0 - share) * means[1]
+    return [sums - np.outer(shares, centre) for sums, shares in samples]
 
 
 def difference_terms(a: MomentSums, b: MomentSums) -> Array:
     """Centred sums over each fold whose sum is E_A N - E_B N, shape (F, m).
 
-    Folds without rows are left out. The centre is the mean over the rows of both: at the middle of
-    both means, terms of the larger sample would all share half of the error of the smaller one.
+    Folds without rows are left out.
 
     Raises
     ------
@@ -404,16 +430,13 @@ def difference_terms(a: MomentSums, b: MomentSums) -> Array:
         If one of the samples has rows in fewer than six folds.
     """
     check_folds(*(int(np.count_nonzero(each.weights > 0.0)) for each in (a, b)))
-    first, second = a.means(), b.means()
-    share = a.n_rows / (a.n_rows + b.n_rows)
-    middle = share * first.means["x"] + (1.0 - share) * second.means["x"]
-
-    def centred(sums: MomentSums, weight: float) -> Array:
-        shares = sums.weights / weight
-        means = [sums.means(fold=fold, weight=weight).means["x"] for fold in range(len(shares))]
-        return np.stack(means) - np.outer(shares, middle)
-
-    terms = centred(a, first.weight) - centred(b, second.weight)
+    samples = []
+    for sums in (a, b):
+        weight = sums.means().weight
+        means = [sums.means(fold=fold, weight=weight).means["x"] for fold in range(sums.n_folds)]
+        samples.append((np.stack(means), sums.weights / weight))
+    first, second = centred_sums(*samples)
+    terms = first - second
     return terms[a.weights + b.weights > 0.0]
 
 

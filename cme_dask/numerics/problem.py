@@ -52,9 +52,8 @@ class Regularization(NamedTuple):
             values = np.asarray(reg, dtype=np.float64)
         except (TypeError, ValueError):
             values = np.array(np.nan)
-        truth = any(isinstance(each, bool | np.bool_) for each in np.ravel(np.array(reg, object)))
         if (
-            truth
+            holds_booleans(reg)
             or values.shape not in ((), (2,))
             or not np.all(np.isfinite(values))
             or np.any(values < 0)
@@ -80,6 +79,12 @@ class Regularization(NamedTuple):
         if self.form == "single":
             return of_y * of_x + self.x
         return (of_y + self.y) * (of_x + self.x)
+
+
+def holds_booleans(values: Any) -> bool:
+    """Whether a value, or one of several, is True or False, which count as numbers."""
+    each = np.ravel(np.array(values, dtype=object))
+    return any(isinstance(value, bool | np.bool_) for value in each)
 
 
 @dataclass(frozen=True, eq=False)

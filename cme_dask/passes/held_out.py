@@ -1,6 +1,6 @@
 """``score``: a fitted model on held-out rows, in one pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -295,7 +295,10 @@ def scoring_of(
 ) -> Scoring:
     """What :func:`score` does with these arguments; it raises the same errors."""
     fitted = getattr(model, "model_", model)
-    if isinstance(events, str) or not all(isinstance(event, str) for event in events):
+    listed = isinstance(events, Iterable) and not isinstance(events, str)
+    if listed:
+        events = tuple(events)  # of an iterator once
+    if not listed or not all(isinstance(event, str) for event in events):
         raise DataError(f"events must be a list of texts such as ['y > 1'], got {events!r}")
     (found, *_), single = check_levels(level)
     if not single or not 0.0 < found < 1.0:
