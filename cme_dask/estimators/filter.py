@@ -256,7 +256,7 @@ class KernelBayesFilter(Estimator):
             raise DataError("ridges are chosen on held-out folds: give reg, or n_folds >= 2")
         if self.reg is not None:
             regs = check_ridges(self.reg)
-            if len(regs) > 2 or not (regs > 0.0).all():
+            if not 1 <= len(regs) <= 2 or not (regs > 0.0).all():
                 raise DataError(f"reg must be a positive number or two, got {self.reg!r}")
 
     def _open(self, X: Any, Y: Any, weights: Any) -> Sample:

@@ -362,6 +362,8 @@ def conditional_independence_test(
     if Z is None:
         raise DataError("a test given z needs z: give Z, rows or the names of columns of x")
     regs = check_ridges(REGS if reg is None else reg)
+    if not len(regs):
+        raise DataError("reg holds no ridge: give one or more, or leave it out")
     test = _Test("bootstrap", tol, max_rank, n_folds, n_resamples, sample_size, random_state or 0)
     kernels = {"kernel_x": kernel_x, "kernel_y": kernel_y, "kernel_z": kernel_z}
     options = options_of(keywords, MomentFitKeywords)

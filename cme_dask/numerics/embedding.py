@@ -10,7 +10,7 @@ from cme_dask.errors import DataError
 from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.crossval import held_out
 from cme_dask.numerics.moments import Moments, MomentSums, variances
-from cme_dask.numerics.problem import Replicates, holds_booleans, replicates
+from cme_dask.numerics.problem import Replicates, replicates
 from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
@@ -358,10 +358,10 @@ def inverse_eigenvalues(lam: Array, regs: Array) -> Array:
 def check_ridges(regs: Any) -> Array:
     """Ridges as an array, shape (R,); DataError if one is negative or no number."""
     try:
-        values = np.atleast_1d(np.asarray(regs, dtype=np.float64))
+        boolean = np.asarray(regs).dtype == bool
+        values = np.atleast_1d(np.nan if boolean else np.asarray(regs, dtype=np.float64))
     except (TypeError, ValueError):
         values = np.array([np.nan])
-    usable = values.ndim == 1 and values.size and np.isfinite(values).all()
-    if not usable or holds_booleans(regs) or (values < 0.0).any():
+    if values.ndim != 1 or not np.isfinite(values).all() or (values < 0.0).any():
         raise DataError(f"ridges must be non-negative numbers, got {regs!r}")
     return values

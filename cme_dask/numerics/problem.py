@@ -49,15 +49,12 @@ class Regularization(NamedTuple):
         if form not in REG_FORMS:
             raise DataError(f"reg_form must be one of {', '.join(REG_FORMS)}, got {form!r}")
         try:
-            values = np.asarray(reg, dtype=np.float64)
+            boolean = np.asarray(reg).dtype == bool
+            values = np.array(np.nan) if boolean else np.asarray(reg, dtype=np.float64)
         except (TypeError, ValueError):
             values = np.array(np.nan)
-        if (
-            holds_booleans(reg)
-            or values.shape not in ((), (2,))
-            or not np.all(np.isfinite(values))
-            or np.any(values < 0)
-        ):
+        refused = values.shape not in ((), (2,)) or not np.all(np.isfinite(values))
+        if refused or np.any(values < 0):
             raise DataError(
                 f"reg must be a non-negative number r or a pair (r_Y, r_X), got {reg!r}"
             )
@@ -79,12 +76,6 @@ class Regularization(NamedTuple):
         if self.form == "single":
             return of_y * of_x + self.x
         return (of_y + self.y) * (of_x + self.x)
-
-
-def holds_booleans(values: Any) -> bool:
-    """Whether a value, or one of several, is True or False, which count as numbers."""
-    each = np.ravel(np.array(values, dtype=object))
-    return any(isinstance(value, bool | np.bool_) for value in each)
 
 
 @dataclass(frozen=True, eq=False)
