@@ -107,7 +107,7 @@ def steps_beside():
             nonlocal taken
             while not ended.is_set():
                 taken += 1
-                time.sleep(0)  # lets the other thread go on, which no other way does
+                time.sleep(0)  # hands the lock over, which Python does not do by itself here
 
         interval, thread = sys.getswitchinterval(), threading.Thread(target=count)
         sys.setswitchinterval(1e3)

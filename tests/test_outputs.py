@@ -545,7 +545,7 @@ def test_signals_count_while_an_object_is_deleted(rows, tmp_path, monkeypatch, n
 
     def fit(*_):
         Deleted()
-        time.sleep(60.0)
+        time.sleep(300.0)
 
     hook, begin = sys.unraisablehook, time.monotonic()
     monkeypatch.setattr(progress.ProgressLines, "fit", fit)
@@ -553,7 +553,7 @@ def test_signals_count_while_an_object_is_deleted(rows, tmp_path, monkeypatch, n
     assert done.exit_code == code, done.output
     assert done.stderr.splitlines()[-1] == f"error: {word}: no output was left half-written"
     assert sys.unraisablehook is hook
-    assert time.monotonic() - begin < 59.0  # it does not wait for the end of what it interrupts
+    assert time.monotonic() - begin < 300.0  # the wait itself is interrupted
 
 
 EARLY = """

@@ -318,7 +318,7 @@ def test_the_second_search_gives_the_same_bits_beside_the_solution_and_after_it(
     assert counts[0] == counts[1] > 1
 
 
-def test_what_ends_the_solution_ends_the_search_beside_it():
+def test_an_error_in_the_solution_ends_the_search_beside_it():
     class Enough(Exception):
         pass
 

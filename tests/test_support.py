@@ -52,6 +52,17 @@ def test_scalar_cells_have_equal_masses_and_their_means_as_points():
     assert ((inside[cells] < y[:, 0]) & (y[:, 0] <= inside[cells + 1])).all()
 
 
+def test_whole_weights_are_repeated_rows():
+    """Borders of cells of equal masses are then often at a row, where rounding decides."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        rows, times = rng.normal(size=(300, 1)), rng.integers(0, 4, 300)
+        weighted = make_support(rows, times / times.sum(), 20)
+        repeated = np.repeat(rows, times, axis=0)
+        plain = make_support(repeated, np.full(len(repeated), 1.0 / len(repeated)), 20)
+        np.testing.assert_allclose(weighted.thresholds, plain.thresholds, rtol=1e-12)
+
+
 def test_weights_move_the_quantiles():
     rng = np.random.default_rng(1)
     y, w = rng.normal(size=(20_000, 1)), rng.exponential(size=20_000) ** 2

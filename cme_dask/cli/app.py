@@ -48,8 +48,8 @@ class Terminated(KeyboardInterrupt):
 def _signals_raise() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM raise in the block, where it runs in the main thread.
 
-    They also do where they come while an object is deleted, or in another place from which Python
-    lets no exception out: it would print a traceback and go on.
+    A signal that arrives while an object is deleted, where Python prints exceptions and goes on, is
+    raised again shortly afterwards.
     """
     pending, show_lost = list[threading.Timer](), sys.unraisablehook
 

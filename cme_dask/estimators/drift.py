@@ -314,8 +314,8 @@ class _Comparisons:
         if len(sums.held_out_folds) < 2:
             return None, {}, "Drift of y given x was not tested: the fit kept no folds."
         if np.count_nonzero(self.sums.weights > 0.0) < MIN_FOLDS:
-            few = f"Drift of y given x was not tested: the new rows lie in fewer than {MIN_FOLDS} "
-            return None, {}, f"{few}folds."
+            folds = f"the new rows lie in fewer than {MIN_FOLDS} folds"
+            return None, {}, f"Drift of y given x was not tested: {folds}."
         terms = conditional_terms(sums, self.sums, len(columns.names))
         rank = terms.shape[2] - len(columns.names)
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,6 +57,15 @@ _STEP = float(np.sqrt(10.0))  # between neighbouring ridges
 
 FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
 """The features of both variables, and their moments by fold."""
+
+
+class MeasuredCandidate(NamedTuple):
+    """A finalist of a search, its features and how they were computed, and its moments by fold."""
+
+    candidate: KernelChoice
+    spec: MomentReduction
+    mode: ComputeMode
+    moments: MomentSums
 
 
 OnLocation = Callable[[tuple[FeatureMoments, ...], MemoryPlan], None]
@@ -270,18 +279,11 @@ class EnsembleFit:
         location = self.context.moments_of_mean()
         others = () if location is None else (location,)
         run = self.context.run_pass
-        for_location: tuple[FeatureMoments, ...] = ()
-
-        def measured_others(sums: Sequence[MomentSums], report: PassReport) -> None:
-            nonlocal for_location
-            each = zip(others, sums, strict=True)
-            for_location = tuple((spec.features, moments) for spec, moments in each)
-            if for_location and on_location is not None:
-                on_location(for_location, report.memory)
-
-        members, summed, report = self._members(
-            search.finalists, bases, run, cells, others, measured_others
-        )
+        measured, sums, summed, report = self._measured(search.finalists, bases, run, cells, others)
+        for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
+        if for_location and on_location is not None:
+            on_location(for_location, report.memory)
+        members = self._members(measured)
         best = _best(members, search.score, self.averaged)
         best, more = self._topped_up(best)
         passes += more
@@ -295,22 +297,18 @@ class EnsembleFit:
                 ToleranceWarning,
             )
         sides, mode = first.component.sides, first.arithmetic
-        measured = Measured(sides, first.moments, cells, summed, mode, report, passes)
-        return best, measured, for_location
+        of_best = Measured(sides, first.moments, cells, summed, mode, report, passes)
+        return best, of_best, for_location
 
-    def _members(
+    def _measured(
         self,
         candidates: Sequence[KernelChoice],
         bases: Sequence[Sequence[Basis]],
         run: RunPass,
         cells: tuple[CellReduction, ...] = (),
         others: tuple[MomentReduction, ...] = (),
-        on_others: Callable[[Sequence[MomentSums], PassReport], None] | None = None,
-    ) -> tuple[list[EnsembleMember], tuple[CellSums, ...], PassReport]:
-        """A member for each candidate, from one pass; and the sums by cell.
-
-        ``on_others`` is called with the other moments before the members are made.
-        """
+    ) -> tuple[list[MeasuredCandidate], tuple[MomentSums, ...], tuple[CellSums, ...], PassReport]:
+        """The candidates with their moments, from one pass; other moments, and the sums by cell."""
         context = self.context
         specified = [
             self.specify(context.moments_on(each), self.solver._replace(reg=candidate.reg))
@@ -325,35 +323,30 @@ class EnsembleFit:
             context.progress,
             around=context.choice_cost(most),
         )
-        if on_others is not None:
-            on_others(moments[len(specs) :], report)
+        each = zip(candidates, specified, moments, strict=False)
+        measured = [MeasuredCandidate(one, *how, sums) for one, how, sums in each]
+        return measured, moments[len(specs) :], tuple(summed), report
+
+    def _members(self, measured: Sequence[MeasuredCandidate]) -> list[EnsembleMember]:
+        """A member for each candidate."""
         members: list[EnsembleMember] = []
-        shares = np.cumsum([dense_cost(spec.ranks) for spec in specs])
-        each = list(zip(candidates, specified, moments, strict=False))
+        shares = np.cumsum([dense_cost(each.spec.ranks) for each in measured])
+        # Folds at once, as many as the plan of memory has room for.
+        threads = min(self.context.executor.cores, 2 * len(measured))
         with one_blas_thread():
             self._solved(0.0)
-            for candidate, chosen, sums in each:
-                members.append(self._member(candidate, chosen, sums, self._threads(len(each))))
+            for each in measured:
+                members.append(self._member(each, threads))
                 self._solved(float(shares[len(members) - 1] / shares[-1]))
-        return members, tuple(summed), report
+        return members
 
     def _solved(self, share: float) -> None:
         if self.context.progress is not None:
             self.context.progress(StepBegan("solution", share))
 
-    def _threads(self, members: int) -> int:
-        """Folds at once, as many as the plan of memory has room for."""
-        return min(self.context.executor.cores, 2 * members)
-
-    def _member(
-        self,
-        candidate: KernelChoice,
-        specified: tuple[MomentReduction, ComputeMode],
-        moments: MomentSums,
-        threads: int,
-    ) -> EnsembleMember:
-        (spec, mode), search = specified, self.context.search
-        x, y = spec.features
+    def _member(self, measured: MeasuredCandidate, threads: int) -> EnsembleMember:
+        candidate, spec, mode, moments = measured
+        (x, y), search = spec.features, self.context.search
         factored = candidate.reg.form == "two-sided" and min(candidate.reg[:2]) > 0.0
         folds: list[HeldFold | FactoredFold]
         folds = [*factored_folds(moments)] if factored else [*held_folds(moments)]
@@ -419,7 +412,8 @@ class EnsembleFit:
         if not changed:
             return members, passes
         candidates = [members[k].candidate for k in changed]
-        topped, *_ = self._members(candidates, list(changed.values()), run_pass)
+        measured, *_ = self._measured(candidates, list(changed.values()), run_pass)
+        topped = self._members(measured)
         anew = dict(zip(changed, topped, strict=True))
         return [anew.get(k, member) for k, member in enumerate(members)], passes + 1
 

@@ -19,6 +19,7 @@ from cme_dask.numerics.basis import eigenbasis
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.independence import (
     MIN_FOLDS,
+    MORE_FOLDS,
     centred_spectrum,
     centred_sums,
     check_folds,
@@ -32,7 +33,6 @@ Array = Any
 SECTIONS = 13
 """Kernel sections by which a column of numbers is compared."""
 
-_MORE_FOLDS = f"raise {remedy('n_folds', '--folds')}"
 _FIT_AGAIN = f"fit again with {remedy('n_folds', '--folds')} of at least {MIN_FOLDS}"
 _WIDTH = 0.15  # length scale of these, in shares of the rows
 _BEYOND = 0.2  # where values outside the range of before lie, beyond 0 and 1
@@ -182,7 +182,7 @@ def compare(
         return Comparison(statistic, 0.0, 1.0)
     if method == "bootstrap":
         counts = len(before.weights), len(after.weights)
-        check_folds(*counts, remedy=_FIT_AGAIN if counts[0] < MIN_FOLDS else _MORE_FOLDS)
+        check_folds(*counts, advice=_FIT_AGAIN if counts[0] < MIN_FOLDS else MORE_FOLDS)
         each = [(sums.first, sums.weights) for sums in (before, after)]
         old, new = centred_sums(*((first / w.sum(), w / w.sum()) for first, w in each))
         terms = np.vstack([old, -new])

@@ -27,7 +27,7 @@ Array = Any
 MIN_FOLDS = 6
 """Folds with rows that sign flips need: the smallest p-value of F folds is 2^(1 - F)."""
 
-_FOLDS = remedy("n_folds", "--folds")
+MORE_FOLDS = f"raise {remedy('n_folds', '--folds')}"
 _EXACT_FOLDS = 14  # of so many all sign flips are enumerated
 _FUNCTION_OF_Z = 1e-8  # of its variance: less than that is left of a function of z
 _SMALLEST_SPREAD = 0.1  # of a null law, over that of the mixture of estimated eigenvalues
@@ -381,13 +381,13 @@ def residual_inflation(moments: MomentSums, regs: tuple[float, float]) -> float:
     return max(1.0, of_both / (of_y * of_x)) if min(of_both, of_y, of_x) > 0.0 else 1.0
 
 
-def check_folds(*counts: int, remedy: str = f"raise {_FOLDS}") -> None:
+def check_folds(*counts: int, advice: str = MORE_FOLDS) -> None:
     """DataError unless each sample has rows in so many folds that signs of their sums may flip."""
     if min(counts) < MIN_FOLDS:
         of_each = " in each of the two samples" if len(counts) > 1 else ""
         raise DataError(
             f"the bootstrap needs at least {MIN_FOLDS} folds with rows{of_each}, got "
-            f"{' and '.join(map(str, counts))}: {remedy}, or give more rows, groups or blocks of "
+            f"{' and '.join(map(str, counts))}: {advice}, or give more rows, groups or blocks of "
             "time"
         )
 
