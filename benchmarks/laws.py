@@ -26,7 +26,7 @@ from cme_dask.learning.landmarks import choose_landmarks
 from cme_dask.metrics import crps, oracle_error
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import HeldOut, held_out_loss
+from cme_dask.numerics.crossval import PairMeans, held_out_loss
 from cme_dask.numerics.embedding import ConditionalEmbedding, surrogate_losses
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.measure import project
@@ -179,10 +179,12 @@ def tune(sample: Sample, constraint: Constraint) -> Choice:
         losses = np.zeros(len(REGS))
         solver = JointSolver(constraint, REGS[0], bounds)
         for rest, held in moments.split_folds():
-            unseen: HeldOut | None = None
+            unseen: PairMeans | None = None
             for i, solution in enumerate(ridge_path(solver, rest, REGS)):
                 # Eigenbases don't depend on the ridge.
-                unseen = unseen or HeldOut.of(held, solution.transform_x, solution.transform_y)
+                unseen = unseen or PairMeans.of(held).transformed(
+                    solution.transform_x, solution.transform_y
+                )
                 losses[i] += unseen.loss(solution.coef) / FOLDS
         i = int(losses.argmin())
         if best is None or losses[i] < best.loss:

@@ -14,7 +14,7 @@ from cme_dask.metrics import oracle_error
 from cme_dask.numerics.basis import Basis, NewtonBasis
 from cme_dask.numerics.certified import solve_certified, solve_paper_form
 from cme_dask.numerics.cholesky import pivoted_cholesky
-from cme_dask.numerics.crossval import HeldOut
+from cme_dask.numerics.crossval import PairMeans
 from cme_dask.numerics.moments import (
     FeatureBlock,
     Function,
@@ -124,8 +124,7 @@ class SolveCoupling:
     def _run(self, mean: Moments, basis: Basis) -> Describe:
         solver = JointSolver(Coupling(), Regularization(self.reg, self.reg))
         solution = solver.solve(mean)
-        identity = np.eye(self.landmarks)
-        loss = HeldOut.of(mean, identity, identity).loss(solution.coef - 1.0)
+        loss = PairMeans.of(mean).loss(solution.coef - 1.0)
         return partial(_describe, solution, mean, basis, loss / 2.0)
 
 

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.linalg import LinAlgError
 
 from cme_dask.kernels import Gaussian, Linear, Matern
+from cme_dask.learning import losses
 from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
     pivots_of_few,
-    screened_folds,
+    screened_gradient,
+    screened_losses,
     screened_means,
 )
 from cme_dask.numerics import crossval
@@ -47,9 +50,9 @@ def sides_of(x, y, weights):
     return (x_side, y_side), events
 
 
-def cross_validate(folds):
+def cross_validate(folds, regs=REGS):
     """Mean losses over the folds, by weight: joint, of functions, and of their means."""
-    parts = zip(*(fold.losses(REGS) for fold in folds), strict=True)
+    parts = zip(*(fold.losses(regs) for fold in folds), strict=True)
     weights = np.array([fold.held.weight for fold in folds])
     return [over_folds(weights, np.stack(part))[0] for part in parts]
 
@@ -95,8 +98,10 @@ def test_moments_give_what_refits_give(weighted):
     np.testing.assert_allclose(mean_squared, np.tensordot(share, squared, 1))
 
 
+@pytest.mark.parametrize("small", [0, 256])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cholesky_factors_give_what_eigenbases_give(weighted):
+def test_cholesky_factors_give_what_eigenbases_give(weighted, small, monkeypatch):
+    monkeypatch.setattr(crossval, "_SMALL", small)
     x, y, weights, folds = rows_of(300, 0, weighted)
     sides, _ = sides_of(x, y, weights)
     moments = strip_moments(MomentReduction(sides, 4), (x, y), weights if weighted else None, folds)
@@ -111,9 +116,10 @@ def test_cholesky_factors_give_what_eigenbases_give(weighted):
             np.testing.assert_allclose(k, h, rtol=1e-6, atol=1e-6 * np.abs(h).max())
 
 
+@pytest.mark.parametrize("regs", [REGS, [*REGS, *REGS], [REGS[0]._replace(form="single")]])
 @pytest.mark.parametrize("at_once", [1, 1 << 15])
-def test_screening_gives_the_same_losses(at_once, monkeypatch):
-    """Some folds at once, as caches hold them."""
+def test_screening_gives_the_same_losses(at_once, regs, monkeypatch):
+    """Few ridges by factors, many by eigenbases, and some folds at once, as caches hold them."""
     monkeypatch.setattr(crossval, "_AT_ONCE", at_once)
     x, y, weights, folds = rows_of(250, 2, True)
     weights /= weights.sum()
@@ -123,8 +129,8 @@ def test_screening_gives_the_same_losses(at_once, monkeypatch):
         ScreenedSide(rows, side.basis.kernel, part[rows.order], 1e-4, 40)
         for side, part in zip(sides, (x, y), strict=True)
     ]
-    losses = screened_folds(rows, *screened).losses(REGS)
-    joint, squared, baseline = (over_folds(rows.shares, part)[0] for part in losses)
+    reached = screened_losses(rows, *screened, regs)
+    joint, squared, baseline = (over_folds(rows.shares, part)[0] for part in reached)
     bases = []
     for side, part in zip(sides, (x, y), strict=True):
         kept = part[rows.order]
@@ -132,7 +138,7 @@ def test_screening_gives_the_same_losses(at_once, monkeypatch):
         bases.append(NewtonBasis(side.basis.kernel, kept[pivots], factor))
     pair = (FeatureBlock(bases[0], ("a", "b")), FeatureBlock(bases[1], ("c", "d"), events=events))
     moments = strip_moments(MomentReduction(pair, 4), (x, y), weights, folds)
-    expected = cross_validate(list(held_folds(moments)))
+    expected = cross_validate(list(held_folds(moments)), regs)
     q = len(events)
     np.testing.assert_allclose(joint, expected[0], rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(squared, expected[1][:, -q:], rtol=1e-8, atol=1e-12)
@@ -153,13 +159,80 @@ def test_screening_takes_folds_without_which_the_mean_is_zero():
         ScreenedSide(rows, kernel, part[rows.order], 1e-9, 20)
         for kernel, part in ((Linear(), x), (Gaussian(3.0), y))
     ]
-    losses = screened_folds(rows, *screened).losses(REGS)
+    few = screened_losses(rows, *screened, REGS)
+    many = screened_losses(rows, *screened, [*REGS, *REGS])
     for i, (rest, held) in enumerate(screened_means(rows, *screened)):
         bases = [eigenbasis(rest.blocks[v, v], rest.means[v]) for v in "xy"]
         assert bases[0][0].shape[1] == (1 if i == 0 else 0)
         expected = HeldFold(rest, held, bases).losses(REGS)
-        for found, wanted in zip(losses, expected, strict=True):
+        for found, wanted in zip(few, expected, strict=True):
+            np.testing.assert_allclose(found[i], wanted, rtol=1e-7, atol=1e-9)
+        expected = HeldFold(rest, held, bases).losses([*REGS, *REGS])
+        for found, wanted in zip(many, expected, strict=True):
             np.testing.assert_allclose(found[i], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_ridge_below_rounding_is_left_to_eigenbases(monkeypatch):
+    """Where a matrix has no Cholesky factor as computed."""
+    x, y, weights, folds = rows_of(200, 3, False)
+    rows = ScreenedRows(weights / weights.sum(), folds, y > 0.0)
+    sides = [
+        ScreenedSide(rows, Gaussian(scale), part[rows.order], 1e-12, 60)
+        for scale, part in ((2.0, x), (1.5, y))
+    ]
+
+    def fail(*_):
+        raise LinAlgError
+
+    wanted = screened_losses(rows, *sides, REGS)
+    monkeypatch.setattr(crossval, "smoothed", fail)
+    for found, expected in zip(screened_losses(rows, *sides, REGS), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("per_pivot", [1, 2])
+@pytest.mark.parametrize("small", [0, 256])
+def test_gradients_of_scores_equal_finite_differences(small, per_pivot, monkeypatch):
+    """In every length scale of x and of y, with pivots that stay."""
+    monkeypatch.setattr(crossval, "_SMALL", small)
+    x, y, weights, folds = rows_of(120, 5, True)
+    events = make_thresholds(y, weights / weights.sum(), (False, False))
+    rows = ScreenedRows(weights / weights.sum(), folds, events(y))
+    parts, reg = (x[rows.order], y[rows.order]), Regularization(1e-3, 3e-3)
+    first = np.array([0.8, 1.1, 0.6, 0.9])
+
+    def sides(scales):
+        each = Matern(tuple(scales[:2]), nu=2.5), Gaussian(tuple(scales[2:]))
+        return tuple(
+            ScreenedSide(rows, kernel, part, 1e-4, 30, per_pivot)
+            for kernel, part in zip(each, parts, strict=True)
+        )
+
+    found = [
+        pivots_of_few(side._kernel, part, 1e-4, 30, rows.weights, per_pivot)[0]
+        for side, part in zip(sides(first), parts, strict=True)
+    ]
+
+    def same_pivots(kernel, values, *_):
+        pivots = found[0] if values is parts[0] else found[1]
+        return pivots, np.linalg.cholesky(np.asarray(kernel(values[pivots], values[pivots])))
+
+    monkeypatch.setattr(losses, "pivots_of_few", same_pivots)
+    of_joint, of_events = 0.7, 1.3 * events.scores
+
+    def score(scales):
+        reached = screened_losses(rows, *sides(scales), [reg])
+        gained = reached.squared[:, 0] - reached.baseline
+        share = rows.shares / rows.shares.sum()
+        return share @ (of_joint * reached.joint[:, 0] + gained @ of_events)
+
+    factors, step = (of_joint, of_events), 1e-5
+    slopes = screened_gradient(rows, sides(first), reg, factors, (True, True))
+    expected = [(score(first + e) - score(first - e)) / (2 * step) for e in step * np.eye(4)]
+    np.testing.assert_allclose(np.concatenate(slopes), expected, rtol=1e-6, atol=1e-8)
+    none, of_y = screened_gradient(rows, sides(first), reg, factors, (False, True))
+    assert none == []
+    np.testing.assert_array_equal(of_y, slopes[1])
 
 
 def test_thresholds_of_a_scalar_add_up_to_its_crps():

@@ -17,6 +17,7 @@ from cme_dask import (
 )
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
+from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS
 from cme_dask.estimators.steps import SearchTimes
 from cme_dask.learning.candidates import TuningProgress
 from cme_dask.passes.progress import FitProgress, Step, pass_event
@@ -241,7 +242,7 @@ def test_progress_of_a_search_follows_the_time_of_its_own_trials():
     for now, share in shares:
         if total / 3 <= now < 0.99 * total:
             assert abs((1.0 - share) / share * now - (total - now)) < 0.05 * total + 1e-9
-    assert times.second == pytest.approx(10.0 + 25 * 0.1, rel=0.1)
+    assert times.second == pytest.approx(10.0 + (5 + RESIDUAL_EVALUATIONS) * 0.1, rel=0.1)
 
 
 def test_progress_of_a_second_search_follows_the_grid_of_the_first():

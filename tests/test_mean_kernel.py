@@ -72,9 +72,21 @@ def test_gradients_equal_finite_differences():
         ]
         return (ends[0] - ends[1]) / (2.0 * step)
 
-    assert slope(change, 0.0) == pytest.approx(float((found.in_gram * change).sum()), rel=1e-6)
+    in_gram = found.left @ found.right.T
+    assert slope(change, 0.0) == pytest.approx(float((in_gram * change).sum()), rel=1e-6)
     assert slope(0.0 * change, reg) == pytest.approx(found.in_reg * reg, rel=1e-6)
-    np.testing.assert_allclose(found.in_gram, found.in_gram.T, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(in_gram, in_gram.T, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [40, regression._BLOCK + 3, 2 * regression._BLOCK])
+def test_gradients_come_from_the_lower_triangle(n):
+    """Blocks of rows, of which the last ones may be short, give that of the whole Gram matrix."""
+    rng = np.random.default_rng(n)
+    x, targets, weights = rng.normal(size=(n, 2)), rng.normal(size=(n, 1)), np.full(n, 1.0 / n)
+    kernel, folds = kernels.Gaussian((0.7, 1.3)), [slice(0, n // 3), slice(n // 3, n)]
+    found = held_out_error(kernel(x, x), 1e-2, targets, weights, folds)
+    whole = kernel.weighted_gradient(x, x, found.left @ found.right.T)
+    np.testing.assert_allclose(found.in_length_scales(kernel, x), whole, rtol=1e-9)
 
 
 def learned(x, y, **options):

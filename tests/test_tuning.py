@@ -15,9 +15,16 @@ from cme_dask import JointDistribution, Tuning, load, open_sample
 from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels import Gaussian, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED
+from cme_dask.learning import problems
 from cme_dask.learning.losses import ScreenedRows
 from cme_dask.learning.problems import search_joint
-from cme_dask.learning.search import SearchedVariable, SearchProblem, _groups, search
+from cme_dask.learning.search import (
+    KernelSearch,
+    SearchedVariable,
+    SearchProblem,
+    _groups,
+    search,
+)
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.problem import Regularization
 
@@ -57,23 +64,102 @@ def test_a_column_of_noise_gets_a_long_scale():
     assert min(noise) > 5 * signal
 
 
-def test_of_many_columns_those_that_matter_least_share_a_factor():
-    """Forty columns, of which two matter: the search costs no more than that of 24."""
+def many_columns():
+    """Forty columns, of which two matter."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((400, 40))
-    y = np.sin(2 * x[:, 7:8]) + x[:, 31:32] + 0.1 * rng.standard_normal((400, 1))
-    found = searched(x, y, options=Tuning(rows=400, max_rank=60))
+    return x, np.sin(2 * x[:, 7:8]) + x[:, 31:32] + 0.1 * rng.standard_normal((400, 1))
+
+
+def moves_of(found):
+    """Where the refinement went in logarithms of the length scales of x, and its trials."""
     refined = [t for t in found.trials if t.stage == "refine"]
-    assert 100 < len(refined) <= 40 + 5 * 24
     first = np.log(refined[0].x.scales)
+    best = found.finalists[0].trial.x.scales
+    assert sorted(np.argsort(best)[:2]) == [7, 31]
+    return np.array([np.log(t.x.scales) - first for t in refined[1:]]), len(refined)
+
+
+def test_length_scales_of_many_columns_follow_the_gradient():
+    """Each by itself, in no more trials than for one column."""
+    moves, count = moves_of(searched(*many_columns(), options=Tuning(rows=400, max_rank=60)))
+    assert 3 < count <= 30
+    assert np.unique(np.round(moves, 6), axis=1).shape[1] > 24
+
+
+def test_without_gradients_columns_that_matter_least_share_a_factor():
+    """The search costs no more than that of 24 columns."""
+    found = searched(*many_columns(), options=Tuning(rows=400, max_rank=60), form="single")
+    moves, count = moves_of(found)
+    assert 100 < count <= 40 + 5 * 24
     # Of x 23 columns at most move by themselves, the last of the 24 is that of y.
-    moves = np.array([np.log(t.x.scales) - first for t in refined[1:]])
     different = np.unique(np.round(moves, 6), axis=1).shape[1]
     assert 2 < different <= 23
     together = [j for j in range(40) if np.allclose(moves[:, j], moves[:, 0])]
     assert not {7, 31} & set(together)
-    best = found.finalists[0].trial.x.scales
-    assert sorted(np.argsort(best)[:2]) == [7, 31]
+
+
+def test_ridges_around_the_best_one_give_the_best_score():
+    """After the grid some ridges are tried, as long as the best of them is the last."""
+    x, y = sample_of(400, noise=1)
+    found = {}
+
+    def tried(problem, *args, **options):
+        found["search"], best = search(problem, *args, **options)
+        return found["search"], best
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problems, "search", tried)
+        searched(x, y)
+    search_of = found["search"]
+    refined = [pair for pair, stage in search_of.stages.items() if stage == "refine"]
+    assert len(refined) > 3
+    problem = search_of.problem
+    for pair in refined:
+        few, _ = search_of.losses[pair]
+        sides = [search_of._made(side) for side in enumerate(pair)]
+        everything, _ = problem.losses(*sides, slice(0, problem.ridges))
+        first = search_of.ridges[pair]
+        assert few.shape[1] < problem.ridges == everything.shape[1]
+        some = everything[:, first : first + few.shape[1]]
+        np.testing.assert_allclose(few, some, rtol=1e-5, atol=1e-7)
+        best = search_of.score_of(*everything).min()
+        assert search_of.score(pair) == pytest.approx(best, rel=1e-5)
+
+
+def test_slopes_of_the_search_are_those_of_its_scores():
+    """In logarithms of length scales, where pivots are all rows that may be pivots."""
+    x, y = sample_of(600, noise=1)
+    found = {}
+
+    def begun(problem, *_, **__):
+        found["problem"] = problem.smaller()
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problems, "search", begun)
+        with pytest.raises(InterruptedError):
+            searched(x, y, options=Tuning(rows=600, max_rank=100), tol=1e-14)
+    problem = found["problem"]
+    tried = KernelSearch(problem, None, 0)
+    points = [
+        variable.start("standard", scale)
+        for variable, scale in zip(problem.variables, (0.4, 0.3), strict=True)
+    ]
+    for scale in (0.5, 1.0):
+        tried.score((points[0].scaled([scale] * 2), points[1]))
+    tried.settle()
+    pair, step = (points[0], points[1]), 1e-4
+    slopes = tried.slopes(pair, "refine")
+    for j, slope in enumerate(slopes):
+        ends = []
+        for sign in (1.0, -1.0):
+            factors = np.exp(sign * step * (np.arange(3) == j))
+            moved = pair[0].scaled(factors[:2]), pair[1].scaled(factors[2:])
+            tried.score(moved)
+            at = tried.ridge(pair) - tried.ridges[moved]
+            ends.append(tried.score_of(*tried.losses[moved][0])[at])
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3, abs=1e-4)
 
 
 def test_columns_of_y_leave_parameters_to_those_of_x():
@@ -116,7 +202,10 @@ def test_a_search_minimises_any_loss_of_bases():
     target = Gaussian(0.7)(scaled[:, :1], scaled[:, :1])
 
     class Distance(SearchProblem):
-        def losses(self, x, y):
+        ridges = 1
+
+        def losses(self, x, y, among):
+            assert among == slice(0, 1)
             loss = np.array([[((x.newton @ x.newton.T - target) ** 2).mean()]])
             return loss, np.zeros((1, 1))
 

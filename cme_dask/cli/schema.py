@@ -133,7 +133,11 @@ class TuningSection(_Section):
     rows: Annotated[int, Flag(type=count)] = Field(2048, description="Rows used by the search.")
     max_rank: int | None = None
     evaluations: Annotated[
-        int | None, Flag(type=click.IntRange(0), default="40, and 5 for each column")
+        int | None,
+        Flag(
+            type=click.IntRange(0),
+            default="30, or with --reg-form single 40, and 5 for each column",
+        ),
     ] = Field(None, description="Pairs of kernels tried after the grid.")
     finalists: int | None = None
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(

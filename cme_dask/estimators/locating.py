@@ -80,10 +80,15 @@ class LocationSearch:
         with suppress(Over):
             self._begun = self._learned((None,), AheadTrials(self._memory, over))
         self._seconds = time.perf_counter() - begin
-        self._begin_trees(over)
+        if self._begun is not None:
+            self._begin_trees(over)
 
     def _begin_trees(self, over: Callable[[], bool]) -> None:
-        if self.trees is not None and self._begun is not None:
+        if self.trees is None:
+            return
+        if self._begun is None:  # which of them are not far behind is not known
+            self.trees.try_few(self._threads, over)
+        else:
             self.trees.begin(self._begun.law_error, self._threads, over)
 
     def needs(self, threads: int) -> int:

@@ -31,7 +31,7 @@ from cme_dask.passes.run import Pass, extent_of, plan_pass
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
 
-RESIDUAL_EVALUATIONS = 20
+RESIDUAL_EVALUATIONS = 10
 """Trials of the search for them after its grid, at most."""
 
 _ORDER = 384  # of the largest eigenproblem that is timed

@@ -20,7 +20,6 @@ from cme_dask.kernels.evaluator import (
     ONE,
     PLAIN,
     TRANSPOSED,
-    ZERO,
     as_double,
     as_int,
     blas_matrix,
@@ -29,10 +28,8 @@ from cme_dask.kernels.evaluator import (
 
 Array = Any
 
-_dsymm = blas_routine("dsymm", 12)
 _dtrsm = blas_routine("dtrsm", 11)
 _dpotrf = blas_routine("dpotrf", 5, cython_lapack)
-_dpotri = blas_routine("dpotri", 5, cython_lapack)
 _dpotrs = blas_routine("dpotrs", 8, cython_lapack)
 _dpstrf = blas_routine("dpstrf", 9, cython_lapack)
 
@@ -74,42 +71,25 @@ class CholeskyFactor:
         _dpotrs(LOWER_ROWS, as_int(m), as_int(k), a, lda, b, ldb, ctypes.byref(info))
         return solved
 
-    def inverse(self) -> Array:
-        """Return A^-1, of which the lower triangle counts: see :func:`times_symmetric`.
-
-        Raises
-        ------
-        LinAlgError
-            If L has a zero on its diagonal.
-        """
-        inverse = self.lower.copy()
-        (a, lda), info = blas_matrix(inverse), ctypes.c_int(0)
-        _dpotri(LOWER_ROWS, as_int(len(inverse)), a, lda, ctypes.byref(info))
-        if info.value:
-            raise LinAlgError("the matrix is singular")
-        return inverse
+    def inverse_at(self, rows: slice) -> Array:
+        """Return the block of A^-1 of some rows that follow one another, shape (k, k)."""
+        first, last, _ = rows.indices(len(self.lower))
+        # L^-1 has zeros above its diagonal.
+        unit = np.eye(last - first, len(self.lower) - first)
+        solved = solve_lower(self.lower[first:, first:], unit)
+        return np.asarray(solved @ solved.T)
 
 
-def times_symmetric(rows: Array, matrix: Array) -> Array:
-    """Return ``rows @ matrix``, shape (k, m).
+def solve_lower(lower: Array, rows: Array, *, transposed: bool = True) -> Array:
+    """Return ``rows @ L^-T`` of a triangular L, shape (k, m), or ``rows @ L^-1``.
 
-    The matrix is symmetric, in C order, and its lower triangle counts.
+    It is NaN if the diagonal of L has zeros.
     """
-    rows = np.ascontiguousarray(rows, dtype=np.float64)
-    out = np.empty_like(rows)
-    k, m = _rows_of(rows, matrix)
-    (a, lda), (b, ldb), (c, ldc) = blas_matrix(matrix), blas_matrix(rows), blas_matrix(out)
-    _dsymm(LEFT, LOWER_ROWS, as_int(m), as_int(k), ONE, a, lda, b, ldb, ZERO, c, ldc)
-    return out
-
-
-def solve_lower(lower: Array, rows: Array) -> Array:
-    """Return ``rows @ L^-T`` of a triangular L, shape (k, m); NaN if its diagonal has zeros."""
     solved = np.array(rows, dtype=np.float64, order="C")
-    lower = np.ascontiguousarray(lower, dtype=np.float64)
     k, m = _rows_of(solved, lower)
     (a, lda), (b, ldb) = blas_matrix(lower), blas_matrix(solved)
-    _dtrsm(LEFT, LOWER_ROWS, TRANSPOSED, PLAIN, as_int(m), as_int(k), ONE, a, lda, b, ldb)
+    way = TRANSPOSED if transposed else PLAIN
+    _dtrsm(LEFT, LOWER_ROWS, way, PLAIN, as_int(m), as_int(k), ONE, a, lda, b, ldb)
     return solved
 
 

@@ -27,6 +27,9 @@ FORMS = ("standard", "scores")
 TREES = ("boosting", "shallow", "forest")
 """Regression trees that may be the location of y."""
 
+EVALUATIONS = 30
+"""Pairs of kernels that are tried along gradients, unless a number is given."""
+
 CRITERIA = ("auto", "joint+crps", "joint", "crps", "validation")
 
 T = TypeVar("T")
@@ -116,9 +119,11 @@ class Tuning:
     max_rank
         Pivots of each basis in the search.
     evaluations
-        Pairs of kernels that are tried after the grid; default 40, and 5 more for each of up to 24
-        columns. Of more columns those that matter least share a factor of their length scales. No
-        more than there are length scales, and two, refine nothing: the grid alone is tried then.
+        Pairs of kernels that are tried after the grid, each with the gradient of its score, at
+        most; default 30. 0 and 1 refine nothing: the grid alone is tried then. Ridges of the form
+        ``"single"`` have no gradients. Then the default is 40, and 5 more for each of up to 24
+        columns; of more columns those that matter least share a factor of their length scales, and
+        no more than there are length scales, and two, refine nothing.
     finalists
         Candidates whose moments are made of all rows.
     averaged
@@ -234,6 +239,10 @@ class VariableKernels:
                 kernels.append(kernel if len(at) == len(self.categorical) else kernel.on(at))
         return kernels[0] if len(kernels) == 1 else kernels[0] * kernels[1]
 
+    def parameters(self, point: KernelPoint) -> list[int]:
+        """Positions of the columns whose length scales are the kernel's parameters, in order."""
+        return sorted(point.free, key=lambda j: self.categorical[j])
+
     def kernel(self, point: KernelPoint) -> Kernel:
         """The kernel of rows as they are."""
         inner = self.inner(point)
@@ -295,8 +304,8 @@ class TrialResult:
     stage
         Where it came up: ``grid``, ``columns``, ``refine``; ``widen`` beyond the first bounds,
         ``rougher`` with Matern kernels of x, ``ignore`` with columns left out that nothing was lost
-        by. After a search on fewer rows: its best, ``shortlist``, and these with all scales of a
-        variable changed, ``rescale``.
+        by. After a search on fewer rows: its best, ``shortlist``, and the best of these moved on
+        all rows, ``rescale``.
     """
 
     x: KernelPoint

@@ -1,16 +1,17 @@
 """Held-out losses of kernels on rows in memory, each basis made once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import LinAlgError
 
 from cme_dask.kernels import Kernel
 from cme_dask.kernels.lapack import pivoted_factor, solve_lower
 from cme_dask.metrics import crps
 from cme_dask.numerics.basis import eigenbasis
-from cme_dask.numerics.crossval import HeldFold, HeldFolds
+from cme_dask.numerics.crossval import FoldMeans, HeldFold, Losses, PairMeans
 from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import Moments
 from cme_dask.numerics.problem import Regularization
@@ -21,13 +22,14 @@ from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
 
+_FEW_RIDGES = 4  # of which factors are made in less time than eigenbases
 _LEAST_ROWS = 64  # that pivots of a search are chosen from
 
 
-class _Sums(NamedTuple):
-    """Weighted sums over some rows: of N N^T, N, N t^T for the events t, and of k(z, z).
+class _Means(NamedTuple):
+    """Weighted means over some rows: of N N^T, N, N t^T for the events t, and of k(z, z).
 
-    With a first axis of folds, or over the rows of all.
+    With a first axis of folds: over each of them, or over the rows of all others.
     """
 
     gram: Array
@@ -35,9 +37,10 @@ class _Sums(NamedTuple):
     events: Array
     trace: Array
 
-    def without(self, folds: "_Sums") -> "_Sums":
-        """Those over the rows of all, without each fold."""
-        return _Sums(*(of_all - each for of_all, each in zip(self, folds, strict=True)))
+    @classmethod
+    def over(cls, sums: Sequence[Array], weights: Array) -> "_Means":
+        """From sums over rows of these weights, shape (F,)."""
+        return cls(*((each.T / weights).T for each in sums))
 
 
 class ScreenedRows:
@@ -63,6 +66,7 @@ class ScreenedRows:
         self.slices = [slice(edges[i], edges[i + 1]) for i in range(len(numbers))]
         weighted = self.weights[:, None] * self.events
         self.shares = np.array([self.weights[s].sum() for s in self.slices])
+        self.others = self.shares.sum() - self.shares
         self.event_sums = np.stack([weighted[s].sum(axis=0) for s in self.slices])
         squares = weighted * self.events
         self.event_squares = np.stack([squares[s].sum(axis=0) for s in self.slices])
@@ -75,13 +79,13 @@ class ScreenedRows:
 
 
 def pivots_of_few(
-    kernel: Any, values: Array, tol: float, max_rank: int, weights: Array
+    kernel: Any, values: Array, tol: float, max_rank: int, weights: Array, per_pivot: int = 2
 ) -> tuple[Array, Array]:
     """Greedy pivots (joint paper, Algorithm 1) among few rows.
 
-    These are twice as many as there may be pivots, and at least 64. Kernels that are compared need
-    bases that are alike, not the best ones, and LAPACK's factorisation with pivots takes a tenth of
-    the time of the choice from all rows.
+    These are so many times as many as there may be pivots, and at least 64. Kernels that are
+    compared need bases that are alike, not the best ones, and LAPACK's factorisation with pivots
+    takes a tenth of the time of the choice from all rows.
 
     Parameters
     ----------
@@ -93,6 +97,9 @@ def pivots_of_few(
         Of the pivots; ``tol`` on those rows.
     weights
         Of the rows, shape (n,): the trace is weighted, pivots are those of largest residual.
+    per_pivot
+        How many rows there are for each pivot. Of 1 all are pivots, as far as the kernel resolves
+        them: losses change smoothly with it then.
 
     Returns
     -------
@@ -100,7 +107,7 @@ def pivots_of_few(
         Positions of the rows, shape (m,), and the Cholesky factor of their Gram matrix.
     """
     n = len(values)
-    count = min(n, max(2 * max_rank, _LEAST_ROWS))
+    count = min(n, max(per_pivot * max_rank, _LEAST_ROWS))
     few = np.unique(np.linspace(0, n - 1, count).astype(np.intp))
     few = few[weights[few] > 0.0]
     gram = np.asarray(kernel(values[few], values[few]), dtype=np.float64)
@@ -118,6 +125,16 @@ def pivots_of_few(
     return few[order[:rank]], factor[:rank, :rank]
 
 
+_Derivatives = tuple[Array, Array, Array]
+"""In the means of N N^T, of N and of N t^T over each fold: (F, m, m), (F, m) and (F, m, q)."""
+
+
+def _in_sums(in_rest: Array, in_held: Array, rows: ScreenedRows) -> Array:
+    """Derivatives in sums over each fold, from those in means over the others and over it."""
+    of_others = (in_rest.T / rows.others).T
+    return (in_held.T / rows.shares).T + (of_others.sum(axis=0) - of_others)
+
+
 class ScreenedSide:
     """The basis of one variable with one kernel, and what its moments tell in each fold.
 
@@ -129,17 +146,22 @@ class ScreenedSide:
         Of the values.
     values
         Rows of the variable in the order of the folds, shape (n, d).
-    tol, max_rank
-        Of the pivots.
+    tol, max_rank, per_pivot
+        Of the pivots, see :func:`pivots_of_few`.
     """
 
     def __init__(
-        self, rows: ScreenedRows, kernel: Any, values: Array, tol: float, max_rank: int
+        self,
+        rows: ScreenedRows,
+        kernel: Any,
+        values: Array,
+        tol: float,
+        max_rank: int,
+        per_pivot: int = 2,
     ) -> None:
-        self._rows, self._kernel = rows, kernel
+        self._rows, self._kernel, self._values = rows, kernel, values
         self._bases: tuple[Array, Array] | None = None
-        self._held: tuple[Array, Array] | None = None
-        pivots, self._factor = pivots_of_few(kernel, values, tol, max_rank, rows.weights)
+        pivots, self._factor = pivots_of_few(kernel, values, tol, max_rank, rows.weights, per_pivot)
         self._pivots = values[pivots]
         self.newton = self.at(values)
         self.rank = len(pivots)
@@ -148,13 +170,53 @@ class ScreenedSide:
         sums = np.stack([weighted[s].T @ right[s] for s in rows.slices])
         traces = np.add.reduceat(rows.weights * kernel.diagonal(values), rows.starts)
         m = self.rank
-        self.folds = _Sums(sums[..., :m], sums[..., -1], sums[..., m:-1], traces)
-        self.total = _Sums(*(each.sum(axis=0) for each in self.folds))
+        of_folds = sums[..., :m], sums[..., -1], sums[..., m:-1], traces
+        of_others = [each.sum(axis=0) - each for each in of_folds]
+        self.held, self.rest = (
+            _Means.over(of_folds, rows.shares),
+            _Means.over(of_others, rows.others),
+        )
 
     def at(self, values: Array) -> Array:
         """The Newton basis at rows of the variable, shape (q, rank)."""
         sections = self._kernel(values, self._pivots)
         return solve_lower(self._factor, sections)
+
+    def gradient(
+        self, in_rest: _Derivatives, in_held: _Derivatives, other: Array, in_cross: Array
+    ) -> list[float]:
+        """The gradient in the parameters of the kernel, with pivots as they are.
+
+        Parameters
+        ----------
+        in_rest, in_held
+            Derivatives in the means over the rows without each fold, and over its own.
+        other
+            The Newton basis of the other variable, M, at the rows, shape (n, k).
+        in_cross
+            Derivatives in the sums of N M^T over each fold, shape (F, m, k).
+        """
+        rows, newton = self._rows, self.newton
+        gram, mean, events = (_in_sums(*each, rows) for each in zip(in_rest, in_held, strict=True))
+        at_rows = np.concatenate(
+            [
+                rows.weights[s, None]
+                * (
+                    2.0 * newton[s] @ gram[f]
+                    + other[s] @ in_cross[f].T
+                    + rows.events[s] @ events[f].T
+                    + mean[f]
+                )
+                for f, s in enumerate(rows.slices)
+            ]
+        )
+        # N = K_XZ L^-T, and any L of L L^T = K_ZZ gives the same losses: dL = dK_ZZ L^-T / 2.
+        in_sections = solve_lower(self._factor, at_rows, transposed=False)
+        inner = solve_lower(self._factor, in_sections.T @ newton, transposed=False)
+        kernel, pivots = self._kernel, self._pivots
+        of_rows = kernel.weighted_gradient(self._values, pivots, in_sections)
+        of_pivots = kernel.weighted_gradient(pivots, pivots, -0.25 * (inner + inner.T))
+        return [one + two for one, two in zip(of_rows, of_pivots, strict=True)]
 
     # No cached_property: until Python 3.12 it locks out the sides that other threads make.
 
@@ -162,32 +224,13 @@ class ScreenedSide:
     def bases(self) -> tuple[Array, Array]:
         """Centred eigenbases without each fold: transforms (F, m, k), and eigenvalues (F, k)."""
         if self._bases is None:
-            rest = self.total.without(self.folds)
-            weight = self._rows.shares.sum() - self._rows.shares
-            means = rest.mean / weight[:, None]
-            grams = rest.gram / weight[:, None, None]
+            grams, means = self.rest.gram, self.rest.mean
             centred = np.linalg.norm(means, axis=-1) > 0.0
             if centred.all() or not centred.any():
                 self._bases = eigenbasis(grams, means)
             else:  # a function more where the mean is zero: elsewhere one that is zero
                 self._bases = _side_by_side(map(eigenbasis, grams, means), grams.shape)
         return self._bases
-
-    @property
-    def held(self) -> tuple[Array, Array]:
-        """Means over each fold in these bases: of products of two functions, and of functions."""
-        if self._held is None:
-            transform, _ = self.bases
-            share = self._rows.shares[:, None]
-            gram = transform.mT @ self.folds.gram @ transform / share[..., None]
-            self._held = gram, _times(transform, self.folds.mean) / share
-        return self._held
-
-
-def _times(transforms: Array, vectors: Array) -> Array:
-    """T^T c of each fold."""
-    product: Array = (transforms.mT @ vectors[..., None])[..., 0]
-    return product
 
 
 def _side_by_side(
@@ -206,32 +249,75 @@ def _crossed(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> Array:
     return np.stack([weighted[s].T @ x.newton[s] for s in rows.slices])
 
 
-def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> HeldFolds:
+def screened_folds(rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide) -> FoldMeans:
     """Every fold held out, for this pair of bases."""
-    (transform_x, lam_x), (transform_y, lam_y) = x.bases, y.bases
-    share = rows.shares[:, None, None]
-    weight = rows.shares.sum() - share
     own = _crossed(rows, x, y)
     rest, held = (
-        transform_y.mT @ each @ transform_x
-        for each in ((own.sum(axis=0) - own) / weight, own / share)
+        PairMeans(of_x.gram, of_y.gram, (cross.T / weights).T, of_x.mean, of_y.mean)
+        for of_x, of_y, cross, weights in (
+            (x.rest, y.rest, own.sum(axis=0) - own, rows.others),
+            (x.held, y.held, own, rows.shares),
+        )
     )
-    (gram_x, mean_x), (gram_y, mean_y) = x.held, y.held
-    return HeldFolds(
-        lam_x,
-        lam_y,
-        rest,
-        transform_y.mT @ ((y.total.events - y.folds.events) / weight),
-        (rows.event_sums.sum(axis=0) - rows.event_sums) / weight[:, 0],
-        gram_x,
-        gram_y,
-        held,
-        mean_x,
-        mean_y,
-        transform_x.mT @ (x.folds.events / share),
-        rows.event_sums / rows.shares[:, None],
-        rows.event_squares / rows.shares[:, None],
-    )
+    others, shares = rows.others[:, None], rows.shares[:, None]
+    constant = (rows.event_sums.sum(axis=0) - rows.event_sums) / others
+    mean, square = rows.event_sums / shares, rows.event_squares / shares
+    return FoldMeans(rest, y.rest.events, constant, held, x.held.events, mean, square)
+
+
+def screened_losses(
+    rows: ScreenedRows, x: ScreenedSide, y: ScreenedSide, regs: Sequence[Regularization]
+) -> Losses:
+    """Losses of refits with positive ridges on the fold that they lack: arrays (F, ...).
+
+    By eigenbases, which pairs share, for many ridges; by Cholesky factors for a few.
+    """
+    folds = screened_folds(rows, x, y)
+    if len(regs) <= _FEW_RIDGES and all(reg.form == "two-sided" for reg in regs):
+        try:
+            return folds.losses(regs)
+        except LinAlgError:  # the least ridge is that of rounding
+            pass
+    return folds.in_eigenbases(x.bases, y.bases).losses(regs)
+
+
+def screened_gradient(
+    rows: ScreenedRows,
+    sides: tuple[ScreenedSide, ScreenedSide],
+    reg: Regularization,
+    factors: tuple[float, Array],
+    learned: tuple[bool, bool],
+) -> list[list[float]]:
+    """The gradient of a score in the parameters of the kernels of x and of y.
+
+    Parameters
+    ----------
+    rows, sides
+        As in :func:`screened_folds`.
+    reg
+        A positive two-sided ridge.
+    factors
+        The score is the first of them times the joint loss plus the others, shape (q,), times the
+        squared errors of the events; of each the mean over the folds.
+    learned
+        Which kernels are learned: those of others have no gradient.
+    """
+    x, y = sides
+    folds = screened_folds(rows, x, y)
+    share, (of_joint, of_events) = rows.shares / rows.shares.sum(), factors
+    found = folds.gradient(reg, of_joint * share, share[:, None] * of_events)
+    in_cross = _in_sums(found.rest.cross, found.held.cross, rows)
+    (rest, held), none = (found.rest, found.held), np.zeros_like
+    of_x = rest.gram_x, rest.mean_x, none(found.of_x)
+    of_y = rest.gram_y, rest.mean_y, found.target
+    result: list[list[float]] = [[], []]
+    if learned[0]:
+        in_x = held.gram_x, held.mean_x, found.of_x
+        result[0] = x.gradient(of_x, in_x, y.newton, in_cross.mT)
+    if learned[1]:
+        in_y = held.gram_y, held.mean_y, none(found.target)
+        result[1] = y.gradient(of_y, in_y, x.newton, in_cross)
+    return result
 
 
 def screened_means(
@@ -240,32 +326,26 @@ def screened_means(
     """Means over the rows without each fold, and over its own, for this pair of bases."""
     own = _crossed(rows, x, y)
     events = np.stack([rows.event_sums, rows.event_squares], axis=1)  # (F, 2, q)
-    rest = _means(
-        rows.shares.sum() - rows.shares,
-        x.total.without(x.folds),
-        y.total.without(y.folds),
-        own.sum(axis=0) - own,
-        events.sum(axis=0) - events,
-    )
-    return zip(rest, _means(rows.shares, x.folds, y.folds, own, events), strict=True)
+    rest = _means(rows.others, x.rest, y.rest, own.sum(axis=0) - own, events.sum(axis=0) - events)
+    return zip(rest, _means(rows.shares, x.held, y.held, own, events), strict=True)
 
 
-def _means(weights: Array, x: _Sums, y: _Sums, cross: Array, events: Array) -> Iterator[Moments]:
-    """Means of each fold from weighted sums, all with a first axis of folds."""
+def _means(weights: Array, x: _Means, y: _Means, cross: Array, events: Array) -> Iterator[Moments]:
+    """Means of each fold, from sums of the pair, all with a first axis of folds."""
     each = zip(zip(*x, strict=True), zip(*y, strict=True), strict=True)
     for weight, of_sides, of_pair, sums in zip(weights.tolist(), each, cross, events, strict=True):
-        of_x, of_y = (_Sums(*of_side) for of_side in of_sides)
+        of_x, of_y = (_Means(*of_side) for of_side in of_sides)
         mean, square = sums / weight
         blocks = {
-            ("x", "x"): of_x.gram / weight,
-            ("y", "y"): of_y.gram / weight,
+            ("x", "x"): of_x.gram,
+            ("y", "y"): of_y.gram,
             ("y", "x"): of_pair / weight,
-            ("x", "f(y)"): of_x.events / weight,
-            ("y", "f(y)"): of_y.events / weight,
+            ("x", "f(y)"): of_x.events,
+            ("y", "f(y)"): of_y.events,
             ("f(y)", "f(y)"): np.diag(square),  # only whose diagonal is read
         }
-        traces = {"x": float(of_x.trace) / weight, "y": float(of_y.trace) / weight}
-        means = {"x": of_x.mean / weight, "y": of_y.mean / weight, "f(y)": mean}
+        traces = {"x": float(of_x.trace), "y": float(of_y.trace)}
+        means = {"x": of_x.mean, "y": of_y.mean, "f(y)": mean}
         yield Moments(weight, blocks, means, traces, {"y": np.zeros(len(mean))})
 
 

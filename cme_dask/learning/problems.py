@@ -1,14 +1,16 @@
 """The problems of searches for kernels: losses of joint distributions and of embeddings."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.linalg import LinAlgError
 
 from cme_dask.kernels import Kernel
 from cme_dask.learning.candidates import (
+    EVALUATIONS,
     Score,
     Search,
     SearchedVariable,
@@ -19,7 +21,8 @@ from cme_dask.learning.candidates import (
 from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
-    screened_folds,
+    screened_gradient,
+    screened_losses,
     screened_means,
 )
 from cme_dask.learning.search import (
@@ -58,24 +61,47 @@ class JointProblem(SearchProblem):
         The ridges that are compared.
     criterion
         Which of the losses count, see :class:`Tuning`.
+    per_pivot
+        Rows for each pivot among which pivots are chosen.
     """
 
     functions: ScoringFunctions
     regs: Sequence[Regularization]
     criterion: str
+    per_pivot: int = 2
 
     relative = True
     rougher = True
 
-    def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
+    @property
+    def ridge_by_ridge(self) -> bool:
+        """Where each ridge has Cholesky factors of its own."""
+        return all(reg.form == "two-sided" and min(reg.x, reg.y) > 0.0 for reg in self.regs)
+
+    @property
+    def ridges(self) -> int:
+        """Number of ridges that are compared."""
+        return len(self.regs)
+
+    def losses(self, x: ScreenedSide, y: ScreenedSide, among: slice) -> tuple[Array, Array]:
         """Joint loss and sliced CRPS."""
-        losses = screened_folds(self.rows, x, y).losses(self.regs)
+        losses = screened_losses(self.rows, x, y, self.regs[among])
         joint, crps = estimated(losses, self.rows.shares, self.functions)
         return np.stack([joint[0], crps[0]]), np.stack([joint[1], crps[1]])
 
-    def prepare(self, side: ScreenedSide) -> None:
-        """Make its eigenbases without each fold, and the means of the fold in them."""
-        _ = side.held
+    def gradient(
+        self, x: ScreenedSide, y: ScreenedSide, ridge: int, score_of: Callable[..., Array]
+    ) -> list[list[float]]:
+        """By :func:`screened_gradient`."""
+        assert isinstance(score_of, Score)
+        events = np.zeros(self.rows.events.shape[1])
+        events[-len(self.functions) :] = score_of.crps * self.functions.scores
+        learned = self.variables[0].given is None, self.variables[1].given is None
+        factors = score_of.joint, events
+        try:
+            return screened_gradient(self.rows, (x, y), self.regs[ridge], factors, learned)
+        except LinAlgError:  # losses are those of eigenbases then
+            return [[], []]
 
     def smaller(self) -> SearchProblem:
         """The same problem on fewer rows, where there are more."""
@@ -86,7 +112,9 @@ class JointProblem(SearchProblem):
         few = rows.prefix(count, folds)
         if len(few.slices) < 2:
             return self
-        return replace(self, rows=few, max_rank=min(rank, self.max_rank))
+        # Gradients lead nowhere where pivots change from one kernel to the next.
+        per_pivot = 1 if self.ridge_by_ridge else self.per_pivot
+        return replace(self, rows=few, max_rank=min(rank, self.max_rank), per_pivot=per_pivot)
 
     def scoring(self, losses: Array, errors: Array) -> Score:
         """Each loss over what the best candidate gains by it; 0 for independence."""
@@ -186,8 +214,11 @@ def search_joint(
         regs = [Regularization(r, r, form) for r in REGS]
     rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
     problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
-    columns = sum(part.shape[1] for part in parts)
-    most = 40 + 5 * min(columns, REFINED) if options.evaluations is None else options.evaluations
+    most = options.evaluations
+    if most is None and problem.ridge_by_ridge:
+        most = EVALUATIONS
+    elif most is None:
+        most = 40 + 5 * min(sum(part.shape[1] for part in parts), REFINED)
     tried, best = search(
         problem,
         callback,
@@ -202,7 +233,8 @@ def search_joint(
         scores = tried.scores(pair, stage)
         at = int(scores.argmin())
         joint, crps = map(float, tried.losses[pair][0][:, at])
-        results[pair] = TrialResult(*pair, regs[at].x, joint, crps, float(scores[at]), stage)
+        reg_of = regs[tried.ridges[pair] + at].x
+        results[pair] = TrialResult(*pair, reg_of, joint, crps, float(scores[at]), stage)
     score, trials = tried.score_of, tuple(results.values())
     assert isinstance(score, Score)
     seconds = time.perf_counter() - begin
@@ -257,10 +289,15 @@ class EmbeddingProblem(SearchProblem):
     loss: FoldLoss
     regs: Array
 
-    def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
+    @property
+    def ridges(self) -> int:
+        """Number of ridges that are compared."""
+        return len(self.regs)
+
+    def losses(self, x: ScreenedSide, y: ScreenedSide, among: slice) -> tuple[Array, Array]:
         """The loss; its errors don't count, since it is the only one."""
         means = screened_means(self.rows, x, y)
-        each = np.stack([self.loss(rest, held, self.regs) for rest, held in means])
+        each = np.stack([self.loss(rest, held, self.regs[among]) for rest, held in means])
         mean = self.rows.shares / self.rows.shares.sum() @ each
         return mean[None, :], np.zeros((1, len(mean)))
 

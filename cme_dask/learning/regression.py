@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from cme_dask.display import brief_repr
 from cme_dask.kernels import Kernel, Transform
 from cme_dask.kernels.evaluator import one_blas_thread
-from cme_dask.kernels.lapack import CholeskyFactor, times_symmetric
+from cme_dask.kernels.lapack import CholeskyFactor
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.learning.candidates import (
     FORMS,
@@ -39,11 +39,13 @@ _ROUGHER = 1.35  # times the length scales of the last kernel, from which a roug
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
 _STEPS = (20, 8, 10)  # from the starts, from the Gaussian kernel, and on more rows
+_ROUGHLY, _CLOSELY = 1e-4, 1e-4  # steps end at such gains in logarithms of errors, relative to them
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
 _ROUGH = 0.02  # of the logarithm of the error: a kernel that loses more to a smoother one
 _FAILED = 1e3  # for the logarithm of an error that cannot be computed
+_BLOCK = 256  # rows of a Gram matrix of which the lower triangle is made
 _ARRAYS, _COLUMNS, _WORD = 8, 20, 8  # arrays as large as the Gram matrix, and as the rows
 
 
@@ -54,8 +56,9 @@ class HeldOutError(NamedTuple):
     ----------
     error
         Weighted mean of the squared errors, sum over the targets.
-    in_gram
-        In the entries of the Gram matrix, shape (n, n).
+    left, right
+        P and Q of the derivatives in the entries of the Gram matrix, P Q^T, which is symmetric;
+        shapes (n, p).
     in_reg
         In the ridge.
     residuals
@@ -63,9 +66,33 @@ class HeldOutError(NamedTuple):
     """
 
     error: float
-    in_gram: Array
+    left: Array
+    right: Array
     in_reg: float
     residuals: Array
+
+    def in_length_scales(self, kernel: Kernel, values: Array) -> Array:
+        """The gradient in those of a kernel, from the lower triangle of its Gram matrix.
+
+        Parameters
+        ----------
+        kernel
+            The kernel.
+        values
+            The n rows.
+        """
+
+        def of_rows(few: slice) -> list[float]:
+            weights = self.left[few] @ self.right[: few.stop].T
+            weights[:, : few.start] *= 2.0  # what is above the diagonal
+            return kernel.weighted_gradient(values[few], values[: few.stop], weights)
+
+        return np.sum([of_rows(few) for few in _blocks(len(values))], axis=0)
+
+
+def _blocks(n: int) -> list[slice]:
+    """Some rows after the other."""
+    return [slice(i, min(i + _BLOCK, n)) for i in range(0, n, _BLOCK)]
 
 
 def held_out_error(
@@ -81,7 +108,7 @@ def held_out_error(
     Parameters
     ----------
     gram
-        K, shape (n, n).
+        K, shape (n, n), of which the lower triangle counts.
     reg
         r > 0.
     targets
@@ -103,25 +130,25 @@ def held_out_error(
     Q_B = G_{:B} r_B the gradient in K is sum_B P_B Q_B^T - (sum_B P_B) (G T)^T, made symmetric, and
     that in r its weighted trace, sum_i dL/dK_ii / w_i.
     """
-    inverse = CholeskyFactor.of(gram, reg / weights).inverse()  # its lower triangle
+    factor = CholeskyFactor.of(gram, reg / weights)
     q, error, missed = targets.shape[1], 0.0, np.empty_like(targets)
-    alpha = times_symmetric(targets.T, inverse)
+    alpha = factor.solve(targets.T)
     # s_B and r_B of all folds, each in rows of its own.
     apart = np.zeros((2, len(folds), q, len(gram)))
     for pull, own, fold in zip(*apart, folds, strict=True):
-        block = CholeskyFactor.of(inverse[fold, fold])
+        block = CholeskyFactor.of(factor.inverse_at(fold))
         residuals = own[:, fold] = block.solve(alpha[:, fold])
         pull[:, fold] = block.solve(2.0 * weights[fold] * residuals)
         missed[fold] = residuals.T
         error += float((residuals**2).sum(axis=0) @ weights[fold])
-    product = times_symmetric(apart.reshape(-1, len(gram)), inverse).T
+    product = factor.solve(apart.reshape(-1, len(gram))).T
     left, right = np.hsplit(product, 2)
     total = left.reshape(len(gram), len(folds), q).sum(axis=1)
     left, right = np.hstack([left, total]), np.hstack([right, -alpha.T])
+    in_reg = float((left * right).sum(axis=1) @ (1.0 / weights))
     # Made symmetric: (P Q^T + Q P^T) / 2.
-    in_gram = np.hstack([0.5 * left, 0.5 * right]) @ np.hstack([right, left]).T
-    in_reg = float((np.diagonal(in_gram) / weights).sum())
-    return HeldOutError(error, in_gram, in_reg, missed)
+    both = np.hstack([0.5 * left, 0.5 * right]), np.hstack([right, left])
+    return HeldOutError(error, *both, in_reg, missed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +267,7 @@ def learn_mean(
             found.append((each, stage, best))
         of, stage, (_, point, reg) = found[0] if len(found) == 1 else min(found, key=absolute)
         if len(some) > ROWS[0]:
-            _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
+            _, point, reg = descent.moved(stage, point, reg, _STEPS[2], _CLOSELY)
         final = descent.simplified(stage, descent.rounded(point), reg)
         if final.error >= _FAILED:
             return None
@@ -381,9 +408,12 @@ class _Descent:
 
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
-        values = stage.values[point.form]
-        gram = np.asarray(self._kernels.inner(point)(values, values))
-        gram += stage.trend
+        values, kernel = stage.values[point.form], self._kernels.inner(point)
+        gram = np.zeros_like(stage.trend)
+        for few in _blocks(len(values)):
+            rest = slice(0, few.stop)
+            gram[few, rest] = kernel(values[few], values[rest])
+            gram[few, rest] += stage.trend[few, rest]
         return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds)
 
     def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
@@ -401,15 +431,18 @@ class _Descent:
         if not 0.0 < found.error < math.inf:
             return failed
         slopes, scales, values = np.zeros(len(point.scales)), point.scales, stage.values[point.form]
-        seen = [j for j in self.free if scales[j] < IGNORED]
-        slopes[seen] = self._kernels.inner(point).weighted_gradient(values, values, found.in_gram)
+        slopes[self._kernels.parameters(point)] = found.in_length_scales(
+            self._kernels.inner(point), values
+        )
         gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
         if not np.isfinite(gradient).all():
             return failed
         return math.log(found.error / stage.targets.shape[1]), gradient
 
-    def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
-        """After some steps from a point on."""
+    def moved(
+        self, stage: _Stage, point: KernelPoint, reg: float, steps: int, tol: float = _ROUGHLY
+    ) -> _Learned:
+        """After some steps from a point on, as long as they are better by more than ``tol``."""
 
         def at(vector: Array) -> tuple[KernelPoint, float]:
             scales = np.array(point.scales)
@@ -424,7 +457,7 @@ class _Descent:
             jac=True,
             method="L-BFGS-B",
             bounds=np.log(bounds),
-            options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-4, "gtol": 1e-3},
+            options={"maxiter": steps, "maxfun": 2 * steps, "ftol": tol, "gtol": 1e-3},
         )
         return _Learned(float(found.fun), *at(found.x))
 

@@ -26,8 +26,8 @@ Array = Any
 Pair = tuple[KernelPoint, KernelPoint]
 """Kernels of x and of y."""
 
-Trial = tuple[Array, Array, tuple[int, int]]
-"""Losses of a pair and their errors, and the ranks of both bases."""
+Trial = tuple[Array, Array, int, tuple[int, int]]
+"""Losses of a pair and their errors, the first of the ridges, and the ranks of both bases."""
 
 SearchCallback = Callable[[TuningProgress], None]
 """Called with how far the search is."""
@@ -40,6 +40,9 @@ _THREADS = 4  # at most: pairs of small matrices share one interpreter
 _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
 _DIGITS, _SCORE_DIGITS = 2, 7  # of logarithms of length scales, and of scores
+_GRADIENT_DIGITS = 3  # of logarithms of length scales that follow a gradient
+_LEAST = 20  # evaluations after which all rows are worth some of their own
+_LAST = 5  # evaluations over those on all rows that follow them
 _APART = 0.5  # logarithms of the length scales of two finalists differ by this much at least
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
@@ -72,8 +75,16 @@ class SearchProblem(ABC):
     tol: float
     max_rank: int
 
+    per_pivot = 2
+    """Rows for each pivot among which pivots are chosen."""
+
     relative = False
     """Whether independence scores 0, so that a score has a unit once one is better."""
+
+    @property
+    def ridge_by_ridge(self) -> bool:
+        """Whether the losses for each ridge take time of their own, and have gradients."""
+        return False
 
     rougher = False
     """Whether Matern kernels of x are compared with the best Gaussian one."""
@@ -82,12 +93,23 @@ class SearchProblem(ABC):
         """What is searched first, in the place of all rows: the same problem, or one on fewer."""
         return self
 
-    def prepare(self, side: ScreenedSide) -> None:  # noqa: B027 (most share nothing)
-        """Make what the losses of all pairs with this side share."""
+    @property
+    @abstractmethod
+    def ridges(self) -> int:
+        """Number of ridges that are compared, in their order."""
 
     @abstractmethod
-    def losses(self, x: ScreenedSide, y: ScreenedSide) -> tuple[Array, Array]:
-        """Held-out losses of a pair of bases for R ridges, and their errors, shapes (k, R)."""
+    def losses(self, x: ScreenedSide, y: ScreenedSide, among: slice) -> tuple[Array, Array]:
+        """Held-out losses of a pair of bases for R of the ridges, and errors, shapes (k, R)."""
+
+    def gradient(
+        self, x: ScreenedSide, y: ScreenedSide, ridge: int, score_of: Callable[..., Array]
+    ) -> list[list[float]]:
+        """The gradient of the score with a ridge in the parameters of the kernels of x and of y.
+
+        Only where ``ridge_by_ridge``; of a kernel that is given, or ignores all columns, none.
+        """
+        raise NotImplementedError
 
     def scoring(self, losses: Array, errors: Array) -> Callable[..., Array]:
         """What the k losses add up to, by those of all that was tried, shapes (k, T)."""
@@ -95,7 +117,15 @@ class SearchProblem(ABC):
 
 
 class KernelSearch:
-    """Pairs of kernels that were tried, with their losses, each made once."""
+    """Pairs of kernels that were tried, with their losses, each made once.
+
+    Parameters
+    ----------
+    problem, callback, evaluations, memory, cores
+        As in :func:`search`.
+    after
+        A search on fewer rows: how it scored and its best ridge are those at first.
+    """
 
     def __init__(
         self,
@@ -104,6 +134,7 @@ class KernelSearch:
         evaluations: int,
         memory: TrialMemory | None = None,
         cores: int = 1,
+        after: "KernelSearch | None" = None,
     ) -> None:
         self.problem, self._callback, self._memory = problem, callback, memory
         self.cores = min(cores, _THREADS)
@@ -113,9 +144,16 @@ class KernelSearch:
         self._later = {"grid": later, "columns": evaluations}
         self.stages: dict[Pair, str] = {}
         self.losses: dict[Pair, tuple[Array, Array]] = {}
+        self.ridges: dict[Pair, int] = {}
+        """The first ridge of the losses of a pair."""
         self._reported = 0
         self.score_of: Callable[..., Array] = lambda *losses: losses[0]
+        self._near: int | None = None
+        if after is not None:
+            self.score_of, self._near = after.score_of, after._near
         self._sides: dict[tuple[int, KernelPoint], ScreenedSide] = {}
+        self._values: dict[tuple[int, str], Array] = {}
+        self._slopes: dict[tuple[Pair, str], Array] = {}
         self._ahead: dict[Pair, Trial] = {}
         self._ranks: dict[tuple[int, KernelPoint], int] = {}
         self.relevance: dict[int, float] = {}
@@ -133,11 +171,11 @@ class KernelSearch:
     def _made(self, of: tuple[int, KernelPoint]) -> ScreenedSide:
         i, point = of
         problem, variable = self.problem, self.problem.variables[i]
-        values = variable.values[point.form][problem.rows.order]
-        kernel = variable.kernels.inner(point)
-        side = ScreenedSide(problem.rows, kernel, values, problem.tol, problem.max_rank)
-        problem.prepare(side)
-        return side
+        kernel, values = variable.kernels.inner(point), self._values.get((i, point.form))
+        if values is None:
+            values = self._values[i, point.form] = variable.values[point.form][problem.rows.order]
+        options = problem.tol, problem.max_rank, problem.per_pivot
+        return ScreenedSide(problem.rows, kernel, values, *options)
 
     def each(self, pairs: Iterable[Pair], stage: str) -> Iterator[Pair]:
         """Score pairs that do not depend on one another, several at once."""
@@ -177,9 +215,9 @@ class KernelSearch:
         return len(self.problem.rows.order), *pair
 
     def scores(self, pair: Pair, stage: str) -> Array:
-        """The score for each ridge."""
+        """The score for each ridge that was tried, from ``ridges[pair]`` on."""
         if pair not in self.losses:
-            losses, errors, ranks = recalled(
+            losses, errors, self.ridges[pair], ranks = recalled(
                 self._memory, self._key(pair), lambda: self._losses(pair)
             )
             self.losses[pair] = losses, errors
@@ -193,7 +231,30 @@ class KernelSearch:
         return self._trial(self._side(*x), self._side(*y)) if found is None else found
 
     def _trial(self, x: ScreenedSide, y: ScreenedSide) -> Trial:
-        return *self.problem.losses(x, y), (x.rank, y.rank)
+        """Losses for all ridges, or for those around the best one."""
+        ranks, near, count = (x.rank, y.rank), self._near, self.problem.ridges
+        if near is None:
+            return *self.problem.losses(x, y, slice(0, count)), 0, ranks
+        low, high = max(near - 1, 0), min(near + 2, count)
+        losses, errors = self.problem.losses(x, y, slice(low, high))
+        while True:
+            at = low + int(self.score_of(*losses).argmin())
+            if at == low > 0:
+                low, more = low - 1, slice(low - 1, low)
+            elif at == high - 1 < count - 1:
+                high, more = high + 1, slice(high, high + 1)
+            else:
+                return losses, errors, low, ranks
+            parts = zip((losses, errors), self.problem.losses(x, y, more), strict=True)
+            before = more.start == low
+            losses, errors = (
+                np.concatenate([new, known] if before else [known, new], axis=1)
+                for known, new in parts
+            )
+
+    def ridge(self, pair: Pair) -> int:
+        """The best ridge of a pair that was tried."""
+        return self.ridges[pair] + int(self.score_of(*self.losses[pair][0]).argmin())
 
     def score(self, pair: Pair, stage: str = "") -> float:
         """The score with the best ridge."""
@@ -204,9 +265,33 @@ class KernelSearch:
         """The pair with the lowest score so far."""
         return min(self.stages, key=self.score)
 
+    def slopes(self, pair: Pair, stage: str) -> Array:
+        """Derivatives of the score in logarithms of the length scales of x and of y, (d,).
+
+        Only where the problem is ``ridge_by_ridge``; the stage tells by which losses it scores.
+        """
+        if (pair, stage) not in self._slopes:
+            key = *self._key(pair), stage
+            self._slopes[pair, stage] = recalled(self._memory, key, lambda: self._gradient(pair))
+        return self._slopes[pair, stage]
+
+    def _gradient(self, pair: Pair) -> Array:
+        x, y = (self._side(*side) for side in enumerate(pair))
+        found = self.problem.gradient(x, y, self.ridge(pair), self.score_of)
+        result = []
+        for variable, point, gradient in zip(self.problem.variables, pair, found, strict=True):
+            slopes, scales = np.zeros(len(point.scales)), np.array(point.scales)
+            if gradient:
+                at = variable.kernels.parameters(point)
+                slopes[at] = gradient * scales[at]
+            result.append(slopes)
+        return np.concatenate(result)
+
     def settle(self) -> None:
-        """Score from now on by the best losses so far."""
+        """Score from now on by the best losses so far, and look for ridges near the best one."""
         self.score_of = self.problem.scoring(*self._tried())
+        if self.problem.ridge_by_ridge:
+            self._near = self.ridge(self.best)
 
     def _tried(self) -> tuple[Array, Array]:
         losses, errors = zip(*self.losses.values(), strict=True)
@@ -223,7 +308,8 @@ class KernelSearch:
         losses, errors = self._tried()
         scores = self.problem.scoring(losses, errors)(*losses)
         at = int(scores.argmin())
-        best = list(self.losses)[at * len(self.losses) // len(scores)]
+        ends = np.cumsum([each.shape[1] for each, _ in self.losses.values()])
+        best = list(self.losses)[int(np.searchsorted(ends, at, side="right"))]
         ranks = tuple(self._ranks[side] for side in enumerate(best))
         known = scores[at] < 0.0 or not self.problem.relative
         score = float(scores[at]) if known else None
@@ -260,14 +346,14 @@ def search(
     """Search coordinates and length scales by cross-validation on rows in memory.
 
     A grid of shared length scales for every form of coordinates; then each column of x is tried
-    with a much longer one; then all are refined together (``scipy.optimize``, COBYQA) between 0.05
-    and 50 standard deviations. Where the best ends at one of these bounds, it is refined again
-    between 0.005 and 500. Columns with long scales are ignored altogether where nothing is lost by
-    that, except for the last one of a variable.
+    with a much longer one; then all are refined together between 0.05 and 50 standard deviations
+    (``scipy.optimize``: L-BFGS-B along gradients, or COBYQA where a problem has none). Where the
+    best ends at one of these bounds, it is refined again between 0.005 and 500. Columns with long
+    scales are ignored altogether where nothing is lost by that, except for the last one of a
+    variable.
 
     A problem with many rows is searched on fewer of them. On all of them the best candidates are
-    compared, and those with the shortest scales of the grid; then the scales of each variable
-    change by a common factor as long as that is better.
+    compared, and those with the shortest scales of the grid; then the best is refined once more.
 
     Parameters
     ----------
@@ -310,11 +396,11 @@ def search(
             _roughen(tried)
         if first is not problem:
             shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
-            tried = KernelSearch(problem, callback, evaluations, memory, cores)
+            tried = KernelSearch(problem, callback, evaluations, memory, cores, tried)
             for done, _ in enumerate(tried.each(shortlist, "shortlist")):
                 tried.report("shortlist", done, len(shortlist))
             tried.settle()
-            _rescale(tried)
+            _rescale(tried, evaluations)
             tried.settle()
         best = _simplified(tried, _finalists(tried, finalists))
     if memory is not None:
@@ -387,36 +473,48 @@ def _refine(
 ) -> None:
     """All length scales together, from a pair on; ignored columns stay ignored.
 
-    Of many columns those of x that lost most by a longer scale, and some of y, have one each.
+    They follow the gradient of the score, where it is known. Else, of many columns those of x that
+    lost most by a longer scale, and some of y, have one each.
     """
+    along = tried.problem.ridge_by_ridge
     all_scales = np.asarray(_scales(pair))
     active = np.flatnonzero(all_scales < IGNORED)
     first = np.log(np.clip(all_scales[active], *bounds))
-    group = _groups(tried, active, len(pair[0].scales))
+    count = len(pair[0].scales)
+    group = np.arange(len(active)) if along else _groups(tried, active, count)
     start: Array = np.bincount(group, first) / np.bincount(group) if len(active) else first
-    if not len(start) or evaluations <= len(start) + 2:
+    if not len(start) or evaluations <= (1 if along else len(start) + 2):
         return
-    away, ends = first - start[group], np.round([np.log(end) for end in bounds], _DIGITS)
+    digits = _GRADIENT_DIGITS if along else _DIGITS
+    away, ends = first - start[group], np.round([np.log(end) for end in bounds], digits)
     done = 0
+
+    def moved(logarithms: Array) -> Pair:
+        # Rounded, as scores are: then a path does not follow the last bits of the rows.
+        scales = all_scales.copy()
+        rounded: Array = np.round(logarithms, digits)
+        scales[active] = np.exp(np.clip(rounded[group] + away, *ends))
+        return _with_scales(pair, scales.tolist())
 
     def objective(logarithms: Array) -> float:
         nonlocal done
-        # Rounded, as scores are: then a path does not follow the last bits of the rows.
-        scales = all_scales.copy()
-        rounded: Array = np.round(logarithms, _DIGITS)
-        scales[active] = np.exp(np.clip(rounded[group] + away, *ends))
-        score = tried.score(_with_scales(pair, scales.tolist()), stage)
+        score = tried.score(moved(logarithms), stage)
         done += 1
-        tried.report(stage, done, evaluations)
+        tried.report(stage, min(done, evaluations), evaluations)
         return round(score, _SCORE_DIGITS)
 
-    minimize(
-        objective,
-        start,
-        method="COBYQA",
-        bounds=[(np.log(bounds[0]), np.log(bounds[1]))] * len(start),
-        options={"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05},
-    )
+    def with_slopes(logarithms: Array) -> tuple[float, Array]:
+        score = objective(logarithms)
+        return score, np.round(tried.slopes(moved(logarithms), stage)[active], _SCORE_DIGITS)
+
+    limits = [(np.log(bounds[0]), np.log(bounds[1]))] * len(start)
+    if along:
+        # A line search that finds nothing better is at the noise of the choice of pivots.
+        options = {"maxfun": evaluations, "ftol": 1e-3, "gtol": 1e-3, "maxls": 8}
+        minimize(with_slopes, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    else:
+        options = {"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05}
+        minimize(objective, start, method="COBYQA", bounds=limits, options=options)
 
 
 def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
@@ -442,8 +540,15 @@ def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
     return group
 
 
-def _rescale(tried: KernelSearch) -> None:
-    """All length scales of x by one factor, and all of y by another one: more rows resolve more."""
+def _rescale(tried: KernelSearch, evaluations: int) -> None:
+    """The best length scales once more, since more rows resolve more.
+
+    A few steps along the gradient, where it is known; then all of x by one factor, and all of y by
+    another one.
+    """
+    if tried.problem.ridge_by_ridge and evaluations >= _LEAST:
+        _refine(tried, tried.best, evaluations // _LAST, "rescale", _bounds(tried.best))
+        tried.settle()
     for i in (0, 1, 1, 0):
         for factor in _FACTORS:
             better = True
@@ -473,10 +578,16 @@ def _widen(tried: KernelSearch, evaluations: int) -> None:
     """Refine between wider bounds, if the best kernels lie at those of before."""
     best = tried.best
     pair = _ignoring(best, _needless_columns(tried, best))
-    low, high = SCALES
-    if any(s <= low * _NEAR or high / _NEAR <= s < IGNORED for s in _scales(pair)):
+    if _bounds(pair, _NEAR) == WIDEST:
         _refine(tried, pair, evaluations, "widen", WIDEST)
         tried.settle()
+
+
+def _bounds(pair: Pair, near: float = 1.0) -> tuple[float, float]:
+    """The first bounds; wider ones if length scales are beyond them, or so near to them."""
+    low, high = SCALES
+    beyond = any(s < low * near or high / near < s < IGNORED for s in _scales(pair))
+    return WIDEST if beyond else SCALES
 
 
 def _scales(pair: Pair) -> tuple[float, ...]:

@@ -579,6 +579,11 @@ class TreeSearch:
             if near and self._memory.get(("race", *near)) is None:
                 self._fit(near, 0, threads, over)
 
+    def try_few(self, threads: int, over: Callable[[], bool]) -> None:
+        """Try all kinds on few rows, which needs no error of a ridge, as long as it is not over."""
+        with suppress(Over):
+            self._trials(threads, AheadTrials(self._memory, over))
+
     def ahead_bytes(self, threads: int) -> int:
         """Peak of :meth:`begin`."""
         rows = self._many
@@ -630,7 +635,17 @@ class TreeSearch:
 
     def _near(self, error: float, threads: int, memory: TrialMemory) -> list[str]:
         """The kinds that are not far behind on few rows."""
-        few, count = self._few, len(self._many.x)
+        few, each = self._few, self._trials(threads, memory)
+        if not each:
+            return []
+        reached = [law_error(one.predicted, few.y, few.weights) for one in each]
+        far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
+        far *= min(error, *reached)
+        return [kind for kind, one in zip(self._kinds, reached, strict=True) if one < far]
+
+    def _trials(self, threads: int, memory: TrialMemory) -> list[CrossFit]:
+        """All kinds on few rows, quickly; none where trees cannot be tried."""
+        few = self._few
         if not self._kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
             return []
         # As which trees compare it.
@@ -640,13 +655,9 @@ class TreeSearch:
         def trial(kind: str) -> CrossFit:
             return cross_fitted(kind, replace(few, threads=threads), quick=True)
 
-        each = [
+        return [
             recalled(memory, (kind, len(few.x), True), partial(trial, kind)) for kind in self._kinds
         ]
-        reached = [law_error(one.predicted, few.y, few.weights) for one in each]
-        far = _FAR + _FARTHER * np.log2(count / len(few.x))
-        far *= min(error, *reached)
-        return [kind for kind, one in zip(self._kinds, reached, strict=True) if one < far]
 
     def _fit(
         self,

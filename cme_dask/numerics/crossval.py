@@ -22,6 +22,7 @@ Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
 
+_SMALL = 256  # matrices that are solved with in one call for all folds
 _AT_ONCE = 1 << 15  # numbers in coefficients of several folds and ridges, which caches hold
 
 
@@ -80,8 +81,8 @@ def held_out(
     return [value for value, _ in each], shares / shares.sum() if each else shares
 
 
-class HeldOut(NamedTuple):
-    r"""Moments of held-out rows in the bases of a solution: then a loss is two small products.
+class PairMeans(NamedTuple):
+    r"""Means over rows of a pair of bases; over held-out rows a loss is two small products of them.
 
     .. math:: -2 (E_P h - E_{P_X \otimes P_Y} h) + E_{P_X \otimes P_Y} h^2,
               \quad h = g - 1 = \psi_Y^T H \psi_X
@@ -104,14 +105,29 @@ class HeldOut(NamedTuple):
     mean_y: Array
 
     @classmethod
-    def of(cls, held: Moments, transform_x: Array, transform_y: Array) -> "HeldOut":
-        """In the bases psi = T^T N."""
+    def of(cls, means: Moments) -> "PairMeans":
+        """In the Newton bases."""
+        blocks, of = means.blocks, means.means
+        return cls(blocks["x", "x"], blocks["y", "y"], blocks["y", "x"], of["x"], of["y"])
+
+    def transformed(self, transform_x: Array, transform_y: Array) -> "PairMeans":
+        """In the bases psi = T^T N, or in those of each of several folds."""
         (gram_x, mean_x), (gram_y, mean_y) = (
-            (transform.T @ held.blocks[v, v] @ transform, transform.T @ held.means[v])
-            for v, transform in zip("xy", (transform_x, transform_y), strict=True)
+            (transform.mT @ gram @ transform, (transform.mT @ mean[..., None])[..., 0])
+            for gram, mean, transform in (
+                (self.gram_x, self.mean_x, transform_x),
+                (self.gram_y, self.mean_y, transform_y),
+            )
         )
-        cross = transform_y.T @ held.blocks["y", "x"] @ transform_x
-        return cls(gram_x, gram_y, cross, mean_x, mean_y)
+        return PairMeans(gram_x, gram_y, transform_y.mT @ self.cross @ transform_x, mean_x, mean_y)
+
+    def smoothed_x(self, reg: float, right: Array) -> tuple[Array, Array]:
+        """By S(r) of x, see :func:`smoothed`, where the first axis is that of folds."""
+        return smoothed(self.gram_x, self.mean_x, reg, right)
+
+    def smoothed_y(self, reg: float, right: Array) -> tuple[Array, Array]:
+        """By S(r) of y."""
+        return smoothed(self.gram_y, self.mean_y, reg, right)
 
     def loss(self, coef: Array, square: Array | None = None) -> Array:
         """The loss of H, shape (k_Y, k_X), or of several, shape (..., k_Y, k_X).
@@ -149,7 +165,8 @@ def held_out_loss(held: Moments, solution: JointSolution) -> float:
     """
     # With base 0 the features of each side add up to one, so h = b_Y^T (C - 1) b_X.
     coef = solution.coef if solution.base else solution.coef - 1.0
-    return float(HeldOut.of(held, solution.transform_x, solution.transform_y).loss(coef))
+    unseen = PairMeans.of(held).transformed(solution.transform_x, solution.transform_y)
+    return float(unseen.loss(coef))
 
 
 def held_out_losses(moments: MomentSums, solve: Solve) -> tuple[Array, Array]:
@@ -180,7 +197,7 @@ class Losses(NamedTuple):
     Attributes
     ----------
     joint
-        -2 (E_P h - E_PxP h) + E_PxP h^2, see :class:`HeldOut`; shape (R,). Independence has 0.
+        -2 (E_P h - E_PxP h) + E_PxP h^2, see :class:`PairMeans`; shape (R,). Independence has 0.
     squared
         E (f(Y) - E[f | x])^2 for functions f of y, shape (R, q).
     baseline
@@ -205,7 +222,7 @@ class HeldFolds(NamedTuple):
     target, constant
         E[psi_Y f^T] and E f of functions f of y over the other folds, (F, k_Y, q) and (F, q).
     gram_x, gram_y, cross, mean_x, mean_y
-        Means over each fold, see :class:`HeldOut`, with a first axis of folds.
+        Means over each fold, see :class:`PairMeans`, with a first axis of folds.
     of_x, mean, square
         E[psi_X f^T], E f and E f^2 over each fold, shapes (F, k_X, q), (F, q) and (F, q).
     """
@@ -239,7 +256,7 @@ class HeldFolds(NamedTuple):
         # The second axis is that of ridges.
         each = HeldFolds(*(of_folds[:, None] for of_folds in self))
         coef = each.correlation / denominators
-        unseen = HeldOut(each.gram_x, each.gram_y, each.cross, each.mean_x, each.mean_y)
+        unseen = PairMeans(each.gram_x, each.gram_y, each.cross, each.mean_x, each.mean_y)
         squared = each._squared_error(coef.mT @ each.target)
         return Losses(
             unseen.loss(coef), squared, each._squared_error(each.target[..., :0, :])[:, 0]
@@ -287,32 +304,211 @@ class HeldFold:
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:
         """Losses on the fold of refits with positive ridges, fitted without it."""
-        rest, held, shift = self.rest, self.held, self.rest.shifts["y"]
-        (transform_x, lam_x), (transform_y, lam_y) = self.bases
-        alone = (
+        of_x, of_y = ([each[None] for each in basis] for basis in self.bases)
+        losses = FoldMeans.of(self.rest, self.held).in_eigenbases(of_x, of_y).losses(regs)
+        return Losses(*(each[0] for each in losses))
+
+
+class FoldMeans(NamedTuple):
+    r"""Folds held out, F of them: means in the Newton bases N over them, and over all others.
+
+    Attributes
+    ----------
+    rest
+        Means over the other folds, with a first axis of folds.
+    target, constant
+        E[N_Y f^T] and E f of functions f of y over the other folds, (F, m_Y, q) and (F, q).
+    held
+        Means over each fold.
+    of_x, mean, square
+        E[N_X f^T], E f and E f^2 over each fold, shapes (F, m_X, q), (F, q) and (F, q).
+    """
+
+    rest: PairMeans
+    target: Array
+    constant: Array
+    held: PairMeans
+    of_x: Array
+    mean: Array
+    square: Array
+
+    @classmethod
+    def of(cls, rest: Moments, held: Moments) -> "FoldMeans":
+        """One fold."""
+        shift, square = rest.shifts["y"], np.diagonal(held.blocks["f(y)", "f(y)"])
+        of_rest, of_held = (
+            PairMeans(*(each[None] for each in PairMeans.of(one))) for one in (rest, held)
+        )
+        return cls(
+            of_rest,
+            rest.blocks["y", "f(y)"][None],
+            (rest.means["f(y)"] - shift)[None],
+            of_held,
+            held.blocks["x", "f(y)"][None],
+            (held.means["f(y)"] - shift)[None],
+            square[None],
+        )
+
+    def in_eigenbases(self, of_x: Sequence[Array], of_y: Sequence[Array]) -> HeldFolds:
+        """In centred eigenbases of the other folds: transforms (F, m, k), eigenvalues (F, k)."""
+        (transform_x, lam_x), (transform_y, lam_y) = of_x, of_y
+        return HeldFolds(
             lam_x,
             lam_y,
-            transform_y.T @ rest.blocks["y", "x"] @ transform_x,
-            transform_y.T @ rest.blocks["y", "f(y)"],
-            rest.means["f(y)"] - shift,
-            *HeldOut.of(held, transform_x, transform_y),
-            transform_x.T @ held.blocks["x", "f(y)"],
-            held.means["f(y)"] - shift,
-            np.diagonal(held.blocks["f(y)", "f(y)"]),
+            transform_y.mT @ self.rest.cross @ transform_x,
+            transform_y.mT @ self.target,
+            self.constant,
+            *self.held.transformed(transform_x, transform_y),
+            transform_x.mT @ self.of_x,
+            self.mean,
+            self.square,
         )
-        losses = HeldFolds(*(each[None] for each in alone)).losses(regs)
-        return Losses(*(each[0] for each in losses))
+
+    def losses(self, regs: Sequence[Regularization]) -> Losses:
+        r"""Losses of refits with two-sided ridges on the fold that they lack: arrays (F, ...).
+
+        .. math:: H = S_Y(r_Y) \, \mathrm E[N_Y N_X^T] \, S_X(r_X), \qquad
+                  S(r) = A^{-1} - \frac{A^{-1} c c^T A^{-1}}{c^T A^{-1} c}, \quad
+                  A = \mathrm E[N N^T] + r, \quad c = \mathrm E N
+
+        is what :class:`HeldFolds` have from eigenbases, on the complements of the means c. Ridges
+        are positive.
+
+        Raises
+        ------
+        LinAlgError
+            If a matrix A is not positive definite as computed.
+        """
+        rest, held = self.rest, self.held
+        folds, q = self.mean.shape
+        joint, squared = np.empty((folds, len(regs))), np.empty((folds, len(regs), q))
+        eye = np.broadcast_to(np.eye(rest.gram_y.shape[-1]), rest.gram_y.shape)
+        of_y = {r: rest.smoothed_y(r, eye)[0] for r in dict.fromkeys(reg.y for reg in regs)}
+        squares = {r: smoother.mT @ held.gram_y @ smoother for r, smoother in of_y.items()}
+        for reg_x in dict.fromkeys(reg.x for reg in regs):
+            # What x predicts of the basis of y: its features from here on.
+            predicted, _ = rest.smoothed_x(reg_x, rest.cross.mT)
+            unseen = PairMeans(
+                predicted.mT @ held.gram_x @ predicted,
+                held.gram_y,
+                held.cross @ predicted,
+                (held.mean_x[:, None] @ predicted)[:, 0],
+                held.mean_y,
+            )
+            of_x = predicted.mT @ self.of_x
+            for i, reg in enumerate(regs):
+                if reg.x == reg_x:
+                    joint[:, i] = unseen.loss(of_y[reg.y], squares[reg.y])
+                    slope = of_y[reg.y].mT @ self.target
+                    squared[:, i] = self._squared_error(slope, unseen.gram_x, unseen.mean_x, of_x)
+        flat = np.zeros_like(self.target[:, :0])
+        none = np.zeros((folds, 0, 0)), np.zeros((folds, 0)), flat
+        return Losses(joint, squared, self._squared_error(flat, *none))
+
+    def gradient(self, reg: Regularization, in_joint: Array, in_squared: Array) -> "FoldMeans":
+        r"""Derivatives of a sum of losses of refits with one two-sided ridge in all these means.
+
+        .. math:: \sum_f \alpha_f J_f + \sum_{f, j} \beta_{f j} e_{f j}
+
+        with the joint losses J and the squared errors e of the functions. From the differentials
+        dS = -S dA S - S dc u^T - u dc^T S of what :meth:`losses` calls S, with
+        u = A^-1 c / (c^T A^-1 c).
+
+        Parameters
+        ----------
+        reg
+            The ridge.
+        in_joint, in_squared
+            alpha and beta, shapes (F,) and (F, q).
+
+        Returns
+        -------
+        FoldMeans
+            The derivative in each entry in its place; 0 in means of functions alone.
+        """
+        rest, held, beta = self.rest, self.held, in_squared[:, None]
+        alpha = in_joint[:, None, None]
+        predicted, u = rest.smoothed_x(reg.x, rest.cross.mT)
+        coef, v = rest.smoothed_y(reg.y, predicted.mT)
+        slope = coef.mT @ self.target
+        by_x = coef @ held.gram_x
+        centred = held.cross - held.mean_y[..., None] * held.mean_x[:, None]
+        # In B = H^T T, and in H.
+        offset = held.mean_x[..., None] * self.constant[:, None]
+        in_slope = 2.0 * beta * (held.gram_x @ slope + offset - self.of_x)
+        in_coef = 2.0 * alpha * (held.gram_y @ by_x - centred) + self.target @ in_slope.mT
+        right_x, _ = rest.smoothed_x(reg.x, in_coef.mT)
+        # On the left side of it, and of what u has of y.
+        both = np.concatenate([in_coef, rest.cross @ u[..., None]], axis=-1)
+        left, _ = rest.smoothed_y(reg.y, both)
+        right_y, of_u = left[..., :-1], left[..., -1]
+
+        def times(matrix: Array, vector: Array) -> Array:
+            return (matrix @ vector[..., None])[..., 0]
+
+        in_rest = PairMeans(
+            -_symmetric(right_x @ coef),
+            -_symmetric(right_y @ coef.mT),
+            rest.smoothed_x(reg.x, right_y.mT)[0].mT,
+            -times(coef.mT, times(in_coef, u)) - times(right_x, of_u),
+            -times(right_y, times(predicted, v)) - times(coef, times(in_coef.mT, v)),
+        )
+        in_held = PairMeans(
+            alpha * (coef.mT @ held.gram_y @ coef) + (beta * slope) @ slope.mT,
+            alpha * (by_x @ coef.mT),
+            -2.0 * alpha * coef,
+            2.0 * (times(alpha * coef.mT, held.mean_y) + times(slope, in_squared * self.constant)),
+            2.0 * times(alpha * coef, held.mean_x),
+        )
+        none = np.zeros_like(self.mean)
+        return FoldMeans(in_rest, coef @ in_slope, none, in_held, -2.0 * beta * slope, none, none)
+
+    def _squared_error(self, slope: Array, gram: Array, centre: Array, cross: Array) -> Array:
+        return squared_error(self.constant, slope, gram, centre, cross, self.mean, self.square)
+
+
+def _symmetric(matrices: Array) -> Array:
+    return 0.5 * (matrices + matrices.mT)
+
+
+def smoothed(grams: Array, means: Array, reg: float, right: Array) -> tuple[Array, Array]:
+    """S(r) times a matrix, of each of F folds, see :meth:`FoldMeans.losses`.
+
+    Parameters
+    ----------
+    grams, means
+        E[N N^T] and c, shapes (F, m, m) and (F, m).
+    reg
+        r > 0.
+    right
+        Shape (F, m, k).
+
+    Returns
+    -------
+    product : (F, m, k)
+    of_mean : (F, m)
+        A^-1 c / (c^T A^-1 c), or 0 where there is no mean to stay away from.
+
+    Raises
+    ------
+    LinAlgError
+        If a matrix A is singular, or a large one not positive definite, as computed.
+    """
+    both = np.concatenate([right, means[..., None]], axis=-1)
+    if grams.shape[-1] <= _SMALL:  # threads wait for the interpreter once, and not for each fold
+        both = np.linalg.solve(grams + reg * np.eye(grams.shape[-1]), both)
+    else:
+        factors = (CholeskyFactor.of(gram, reg) for gram in grams)
+        both = np.stack([factor.solve(one.T).T for factor, one in zip(factors, both, strict=True)])
+    solved, of_mean = both[..., :-1], both[..., -1]
+    scale = (means * of_mean).sum(axis=-1)
+    of_mean = of_mean / np.where(scale > 0.0, scale, np.inf)[:, None]
+    return solved - of_mean[..., None] * (means[:, None] @ solved), of_mean
 
 
 @dataclass(frozen=True, eq=False)
 class FactoredFold:
-    r"""One fold held out, refitted by Cholesky factors: for a few two-sided ridges.
-
-    .. math:: H = S_Y(r_Y) \, \mathrm E[N_Y N_X^T] \, S_X(r_X), \qquad
-              S(r) = A^{-1} - \frac{A^{-1} c c^T A^{-1}}{c^T A^{-1} c}, \quad
-              A = \mathrm E[N N^T] + r, \quad c = \mathrm E N
-
-    is what :class:`HeldFold` has from eigenbases, on the complements of the means c.
+    """One fold held out, refitted by Cholesky factors, see :meth:`FoldMeans.losses`.
 
     Attributes
     ----------
@@ -323,46 +519,17 @@ class FactoredFold:
     rest: Moments
     held: Moments
 
-    def smoothed(self, variable: str, reg: float, right: Array) -> Array:
-        """S(r) of a variable times a matrix."""
-        mean = self.rest.means[variable]
-        factor = CholeskyFactor.of(self.rest.blocks[variable, variable], reg)
-        both = factor.solve(np.vstack([right.T, mean])).T
-        solved, of_mean = both[:, :-1], both[:, -1]
-        scale = float(mean @ of_mean)
-        if scale > 0.0:
-            solved = solved - np.outer(of_mean / scale, mean @ solved)
-        return np.asarray(solved)
-
     def solution(self, reg: Regularization) -> JointSolution:
         """What the other folds give, normalized, in the Newton bases."""
-        left = self.smoothed("y", reg.y, self.rest.blocks["y", "x"])
-        return JointSolution.in_newton_bases(self.smoothed("x", reg.x, left.T).T)
+        rest = FoldMeans.of(self.rest, self.held).rest
+        left, _ = rest.smoothed_y(reg.y, rest.cross)
+        right, _ = rest.smoothed_x(reg.x, left.mT)
+        return JointSolution.in_newton_bases(right[0].T)
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:
         """Losses on the fold of refits with positive ridges, fitted without it."""
-        rest, held, constant = self.rest, self.held, self.rest.means["f(y)"]
-        joint = np.empty(len(regs))
-        squared = np.empty((len(regs), len(constant)))
-        gram = held.blocks["y", "y"]
-        of_y = {r: self.smoothed("y", r, np.eye(len(gram))) for r in {reg.y for reg in regs}}
-        squares = {r: smoother.T @ gram @ smoother for r, smoother in of_y.items()}
-        for reg_x in {r.x for r in regs}:
-            # What x predicts of the basis of y: its features from here on.
-            predicted = self.smoothed("x", reg_x, rest.blocks["y", "x"].T)
-            of_fold = held.projected("x", predicted)
-            both = held.blocks["y", "x"] @ predicted
-            unseen = HeldOut(
-                of_fold.blocks["x", "x"], gram, both, of_fold.means["x"], held.means["y"]
-            )
-            some = [i for i, reg in enumerate(regs) if reg.x == reg_x]
-            for i in some:
-                joint[i] = unseen.loss(of_y[regs[i].y], squares[regs[i].y])
-            smoothers = np.stack([of_y[regs[i].y] for i in some])
-            slopes = smoothers.transpose(0, 2, 1) @ rest.blocks["y", "f(y)"]
-            squared[some] = of_fold.squared_error("x", "y", constant, slopes)
-        flat = np.zeros((len(rest.means["x"]), len(constant)))
-        return Losses(joint, squared, held.squared_error("x", "y", constant, flat))
+        losses = FoldMeans.of(self.rest, self.held).losses(regs)
+        return Losses(*(each[0] for each in losses))
 
 
 def held_folds(moments: MomentSums) -> Iterator[HeldFold]:
@@ -380,7 +547,7 @@ def factored_folds(moments: MomentSums) -> Iterator[FactoredFold]:
 def joint_loss(rest: Moments, held: Moments, regs: Array) -> Array:
     r"""Held-out joint loss of normalized models on one fold, shape (R,).
 
-    Up to a constant it is |g - g_0|^2 in L2(P_X x P_Y), see :class:`HeldOut`, so that it compares
+    Up to a constant it is |g - g_0|^2 in L2(P_X x P_Y), see :class:`PairMeans`, so that it compares
     kernels and ridges alike. Of a state and the next one of a Markov process this is the squared
     Hilbert-Schmidt distance of transfer operators, minus the VAMP-E score.
 
