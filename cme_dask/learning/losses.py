@@ -1,6 +1,7 @@
 """Held-out losses of kernels on rows in memory, each basis made once."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -274,10 +275,10 @@ def screened_losses(
     """
     folds = screened_folds(rows, x, y)
     if len(regs) <= _FEW_RIDGES and all(reg.form == "two-sided" for reg in regs):
-        try:
-            return folds.losses(regs)
-        except LinAlgError:  # the least ridge is that of rounding
-            pass
+        with suppress(LinAlgError):  # where the least ridge is that of rounding
+            found = folds.losses(regs)
+            if np.isfinite(found.joint).all() and np.isfinite(found.squared).all():
+                return found
     return folds.in_eigenbases(x.bases, y.bases).losses(regs)
 
 

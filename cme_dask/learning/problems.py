@@ -214,6 +214,8 @@ def search_joint(
         regs = [Regularization(r, r, form) for r in REGS]
     rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
     problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
+    if problem.ridge_by_ridge and len(weights) <= _FIRST[0]:
+        problem = replace(problem, per_pivot=1)
     most = options.evaluations
     if most is None and problem.ridge_by_ridge:
         most = EVALUATIONS

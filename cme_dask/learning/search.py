@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any
@@ -464,6 +465,10 @@ def _screen_columns(tried: KernelSearch, pair: Pair) -> Pair:
     return x, y
 
 
+class _Enough(Exception):
+    """All evaluations of a refinement were made."""
+
+
 def _refine(
     tried: KernelSearch,
     pair: Pair,
@@ -500,18 +505,23 @@ def _refine(
         nonlocal done
         score = tried.score(moved(logarithms), stage)
         done += 1
-        tried.report(stage, min(done, evaluations), evaluations)
+        tried.report(stage, done, evaluations)
         return round(score, _SCORE_DIGITS)
 
     def with_slopes(logarithms: Array) -> tuple[float, Array]:
+        if done == evaluations:  # within a line search, too
+            raise _Enough
         score = objective(logarithms)
         return score, np.round(tried.slopes(moved(logarithms), stage)[active], _SCORE_DIGITS)
 
     limits = [(np.log(bounds[0]), np.log(bounds[1]))] * len(start)
     if along:
         # A line search that finds nothing better is at the noise of the choice of pivots.
-        options = {"maxfun": evaluations, "ftol": 1e-3, "gtol": 1e-3, "maxls": 8}
-        minimize(with_slopes, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+        options = {"ftol": 1e-4, "gtol": 1e-3, "maxls": 8}
+        with suppress(_Enough):
+            minimize(
+                with_slopes, start, jac=True, method="L-BFGS-B", bounds=limits, options=options
+            )
     else:
         options = {"maxfev": evaluations, "initial_tr_radius": 0.5, "final_tr_radius": 0.05}
         minimize(objective, start, method="COBYQA", bounds=limits, options=options)
