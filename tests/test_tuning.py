@@ -84,7 +84,7 @@ def test_length_scales_of_many_columns_follow_the_gradient():
     """Each by itself, in no more trials than for one column."""
     moves, count = moves_of(searched(*many_columns(), options=Tuning(rows=400, max_rank=60)))
     assert 3 < count <= 30
-    assert np.unique(np.round(moves, 6), axis=1).shape[1] > 24
+    assert np.unique(np.round(moves, 6), axis=1).shape[1] > 20
 
 
 def test_without_gradients_columns_that_matter_least_share_a_factor():
