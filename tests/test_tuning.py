@@ -218,6 +218,15 @@ def test_a_search_minimises_any_loss_of_bases():
     assert all(e.score >= 0.0 for e in events)
 
 
+def test_constant_columns_have_no_slopes():
+    """Where all of x is constant, only the length scales of y are moved."""
+    rng = np.random.default_rng(3)
+    x, y = np.ones((300, 3)), rng.standard_normal((300, 2))
+    found = searched(x, y)
+    assert any(t.stage == "refine" for t in found.trials)
+    assert all(t.x.free == [] for t in found.trials)
+
+
 def test_given_kernels_and_ridge_stay():
     x, y = sample_of(400)
     kernel = Gaussian(0.7)

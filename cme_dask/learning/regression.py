@@ -39,7 +39,6 @@ _ROUGHER = 1.35  # times the length scales of the last kernel, from which a roug
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
 _STEPS = (20, 8, 10)  # from the starts, from the Gaussian kernel, and on more rows
-_ROUGHLY, _CLOSELY = 1e-4, 1e-4  # steps end at such gains in logarithms of errors, relative to them
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -267,7 +266,7 @@ def learn_mean(
             found.append((each, stage, best))
         of, stage, (_, point, reg) = found[0] if len(found) == 1 else min(found, key=absolute)
         if len(some) > ROWS[0]:
-            _, point, reg = descent.moved(stage, point, reg, _STEPS[2], _CLOSELY)
+            _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
         final = descent.simplified(stage, descent.rounded(point), reg)
         if final.error >= _FAILED:
             return None
@@ -439,10 +438,8 @@ class _Descent:
             return failed
         return math.log(found.error / stage.targets.shape[1]), gradient
 
-    def moved(
-        self, stage: _Stage, point: KernelPoint, reg: float, steps: int, tol: float = _ROUGHLY
-    ) -> _Learned:
-        """After some steps from a point on, as long as they are better by more than ``tol``."""
+    def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
+        """After some steps from a point on."""
 
         def at(vector: Array) -> tuple[KernelPoint, float]:
             scales = np.array(point.scales)
@@ -457,7 +454,7 @@ class _Descent:
             jac=True,
             method="L-BFGS-B",
             bounds=np.log(bounds),
-            options={"maxiter": steps, "maxfun": 2 * steps, "ftol": tol, "gtol": 1e-3},
+            options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-4, "gtol": 1e-3},
         )
         return _Learned(float(found.fun), *at(found.x))
 

@@ -108,7 +108,7 @@ class SearchProblem(ABC):
     ) -> list[list[float]]:
         """The gradient of the score with a ridge in the parameters of the kernels of x and of y.
 
-        Only where ``ridge_by_ridge``; of a kernel that is given, or ignores all columns, none.
+        Only where ``ridge_by_ridge``; of a kernel that is given, none.
         """
         raise NotImplementedError
 
@@ -282,8 +282,8 @@ class KernelSearch:
         result = []
         for variable, point, gradient in zip(self.problem.variables, pair, found, strict=True):
             slopes, scales = np.zeros(len(point.scales)), np.array(point.scales)
-            if gradient:
-                at = variable.kernels.parameters(point)
+            at = variable.kernels.parameters(point)
+            if gradient and at:  # a kernel of constants has parameters that count for nothing
                 slopes[at] = gradient * scales[at]
             result.append(slopes)
         return np.concatenate(result)
