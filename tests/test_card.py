@@ -77,8 +77,10 @@ def test_losses_of_another_search_begin_anew():
     display.losses("grid", [1.0])
     (curve,) = display._drawn().curves
     assert curve.points == [(1, 3.0), (2, 2.0), (4, 1.0)]
-    display.losses("refine", [0.5])
-    assert display._drawn().curves[0].points == [(1, 0.5)]
+    display.losses("refine", [0.5])  # one is no curve
+    assert display._drawn().curves[0].points == curve.points
+    display.losses("refine", [0.25])
+    assert display._drawn().curves[0].points == [(1, 0.5), (2, 0.25)]
 
 
 def test_the_end_of_a_single_pass_says_its_rate():

@@ -366,7 +366,7 @@ class FitDisplay:
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._card: CardOutput | None = None
         self._curves: dict[str, Curve] = {}
-        self._candidates, self._stage = 0, ""
+        self._stage, self._losses = "", list[float]()
         self._ticking = threading.Thread(target=self._tick, daemon=True)
 
     def __enter__(self) -> "FitDisplay":
@@ -404,12 +404,14 @@ class FitDisplay:
         """Take the held-out losses of further candidates of a search."""
         with self._lock:
             if stage != self._stage:
-                self._stage, self._candidates = stage, 0
-            name = "held-out loss of candidates"
-            for loss in losses:
-                self._candidates += 1
-                curve = self._curves.setdefault(name, Curve(name, logarithmic=False))
-                curve.add(self._candidates, float(loss))
+                self._stage, self._losses = stage, []
+            self._losses += map(float, losses)
+            if len(self._losses) < 2:  # no curve yet: that of the stage before stays
+                return
+            curve = Curve("held-out loss of candidates", logarithmic=False)
+            for number, loss in enumerate(self._losses, 1):
+                curve.add(number, loss)
+            self._curves[curve.name] = curve
 
     def _now_and_then(self, event: Event) -> None:
         now = time.monotonic()
