@@ -23,7 +23,7 @@ from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
 
-_FEW_RIDGES = 4  # of which factors are made in less time than eigenbases
+_FEW_RIDGES = 4  # whose linear systems take less time than eigenbases
 _LEAST_ROWS = 64  # that pivots of a search are chosen from
 
 
@@ -271,7 +271,7 @@ def screened_losses(
 ) -> Losses:
     """Losses of refits with positive ridges on the fold that they lack: arrays (F, ...).
 
-    By eigenbases, which pairs share, for many ridges; by Cholesky factors for a few.
+    From eigenbases, which pairs share, for many ridges; from linear systems for a few.
     """
     folds = screened_folds(rows, x, y)
     if len(regs) <= _FEW_RIDGES and all(reg.form == "two-sided" for reg in regs):

@@ -75,7 +75,7 @@ class JointProblem(SearchProblem):
 
     @property
     def ridge_by_ridge(self) -> bool:
-        """Where each ridge has Cholesky factors of its own."""
+        """Where each ridge has linear systems of its own."""
         return all(reg.form == "two-sided" and min(reg.x, reg.y) > 0.0 for reg in self.regs)
 
     @property

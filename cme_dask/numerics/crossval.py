@@ -377,7 +377,7 @@ class FoldMeans(NamedTuple):
         Raises
         ------
         LinAlgError
-            If a matrix A is not positive definite as computed.
+            If a matrix A cannot be solved with, see :func:`smoothed`.
         """
         rest, held = self.rest, self.held
         folds, q = self.mean.shape
@@ -508,7 +508,7 @@ def smoothed(grams: Array, means: Array, reg: float, right: Array) -> tuple[Arra
 
 @dataclass(frozen=True, eq=False)
 class FactoredFold:
-    """One fold held out, refitted by Cholesky factors, see :meth:`FoldMeans.losses`.
+    """One fold held out, refitted by linear systems, see :meth:`FoldMeans.losses`.
 
     Attributes
     ----------
