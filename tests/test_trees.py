@@ -315,6 +315,28 @@ def test_trees_far_behind_on_few_rows_are_not_tried_on_more():
     assert TreeSearch(training(*jump()), ()).better(0.5, ridge) is None
 
 
+def test_hopeless_trials_end_with_their_first_part(monkeypatch):
+    x, y = jump()
+    given, fits = training(x, y), []
+    fit = trees._Parts.fit
+
+    def counted(parts, count, threads):
+        fits.append((parts.kind, count))
+        fit(parts, count, threads)
+
+    monkeypatch.setattr(trees._Parts, "fit", counted)
+    errors = TreeSearch(given, ALL)._first_errors(1, trees.TrialsHere())
+    assert fits == [(kind, 1) for kind in ALL]
+    for kind, error in errors.items():
+        parts = trees._Parts(kind, given, quick=True)
+        found, held = parts.whole(1), parts._held(0)
+        apart = found.predicted[held], y[held], given.weights[held]
+        assert error == pytest.approx(law_error(*apart), rel=0.02)  # of as many steps, or nearly
+    assert TreeSearch(given, ALL).better(0.01 * min(errors.values()), None) is None
+    assert {count for _, count in fits[len(ALL) :]} == {1, 3}
+    assert fits[-len(ALL) :] == [(kind, 1) for kind in ALL]
+
+
 def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monkeypatch):
     x, y = jump(3000)
     given, fits = training(x, y), []
@@ -391,7 +413,7 @@ def test_kinds_that_more_parts_show_to_be_behind_are_fitted_no_further(monkeypat
     line = given.y + 1e-3
     assert TreeSearch(given, ["forest"]).better(1.0, lambda rows: line) is None
     assert trees._Parts("forest", given).rounds == [1, 3, 5]
-    assert fits == [3, 1, 3]  # the trial, and two rounds
+    assert fits == [1, 3, 1, 3]  # the trial, whose first part comes first, and two rounds
 
 
 def test_a_gain_in_one_of_four_units_of_rows_is_not_clear():

@@ -28,7 +28,14 @@ if [ ! -s authority.pem ] || ! authority_lasts 1; then
         -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign" \
         -out authority.pem
 fi
-until authority_lasts "$days"; do days=$((days - 1)); done
+if ! authority_lasts "$days"; then  # bisect how long it does
+    least=0
+    while [ $((days - least)) -gt 1 ]; do
+        half=$(((days + least) / 2))
+        if authority_lasts "$half"; then least=$half; else days=$half; fi
+    done
+    days=$least
+fi
 for name in scheduler worker client "$@"; do
     [[ $name =~ ^[A-Za-z0-9._-]+$ ]] || { echo "not a name: $name" >&2; exit 2; }
     if [ -s "$name.pem" ] && openssl verify -CAfile authority.pem "$name.pem" >/dev/null; then

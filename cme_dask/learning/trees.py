@@ -37,6 +37,7 @@ _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
+_HOPELESS = 1.25  # times that, at the rows of the first part: a trial ends there
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
@@ -441,20 +442,25 @@ class _Parts:
             return kind(rows, ~self._held(k), self._quick, self._steps)
 
         self._fits += _at_once(fitted, range(len(self._fits), count), threads)
-        self._curve = self._losses()
+        self._curve = self._losses(threads)
         late = len(self._curve) > 1 and self._curve.argmin() >= _LATE * len(self._curve)
         if late and not self._quick and self._steps is None:
             self._steps = _MORE
             self._fits = _at_once(
                 lambda k: self._fits[k].extended(rows, ~self._held(k)), range(count), threads
             )
-            self._curve = self._losses()
+            self._curve = self._losses(threads)
 
-    def _losses(self) -> Array:
+    def _losses(self, threads: int) -> Array:
+        """After each step, over the rows that the fitted parts hold out, shape (S,)."""
         rows = self._rows
         weights = rows.weights[:, None] / column_deviations(rows.y, rows.weights) ** 2
-        each = ((fit, self._held(k)) for k, fit in enumerate(self._fits))
-        return sum(fit.losses(rows.x[out], rows.y[out], weights[out]) for fit, out in each)
+
+        def losses(k: int) -> Array:
+            out = self._held(k)
+            return self._fits[k].losses(rows.x[out], rows.y[out], weights[out])
+
+        return sum(_at_once(losses, range(len(self._fits)), threads))
 
     def _means(self) -> list[TreeMean]:
         return [fit.mean(self._rows, self._best) for fit in self._fits]
@@ -535,13 +541,13 @@ def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:
 class TreeSearch:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
-    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows. Those
-    that are not far behind are fitted to 8,192, or to all rows where these are at most twice as
-    many. The first parts of the folds, of 200 rows or more, are fitted before the others, which
-    follow two at a time, and kinds that are clearly behind on those so far are left out. Of the
-    others the best one is taken that is better than the ridge regression by 1 %, or by two standard
-    errors of the difference over units of rows, by this error or by the squared one, and not as
-    much worse by the other.
+    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, as long
+    as they are not hopeless on a third of these. Those that are not far behind are fitted to 8,192,
+    or to all rows where these are at most twice as many. The first parts of the folds, of 200 rows
+    or more, are fitted before the others, which follow two at a time, and kinds that are clearly
+    behind on those so far are left out. Of the others the best one is taken that is better than the
+    ridge regression by 1 %, or by two standard errors of the difference over units of rows, by this
+    error or by the squared one, and not as much worse by the other.
 
     Parameters
     ----------
@@ -561,6 +567,7 @@ class TreeSearch:
         # What a comparison fits serves the fit as well where it takes all rows.
         self._few, self._many = rows.first(ROWS[0]), rows.first(compared_rows(len(rows.x)))
         self._parts: dict[str, _Parts] = {}
+        self._trials: dict[str, _Parts] = {}
 
     def begin(self, error: float, threads: int, over: Callable[[], bool]) -> None:
         """Fit ahead what :meth:`better` will most likely need.
@@ -575,14 +582,14 @@ class TreeSearch:
             Whether to leave the rest to it.
         """
         with suppress(Over):
-            near = self._near(error, threads, AheadTrials(self._memory, over))
+            near = self._near(error, threads, AheadTrials(self._memory, over), ahead=True)
             if near and self._memory.get(("race", *near)) is None:
                 self._fit(near, 0, threads, over)
 
     def try_few(self, threads: int, over: Callable[[], bool]) -> None:
-        """Try all kinds on few rows, which needs no error of a ridge, as long as it is not over."""
+        """Begin the trials on few rows, which need no error of a ridge, unless it is over."""
         with suppress(Over):
-            self._trials(threads, AheadTrials(self._memory, over))
+            self._first_errors(threads, AheadTrials(self._memory, over))
 
     def ahead_bytes(self, threads: int) -> int:
         """Peak of :meth:`begin`."""
@@ -633,31 +640,64 @@ class TreeSearch:
         self._memory.flush()
         return scale
 
-    def _near(self, error: float, threads: int, memory: TrialMemory) -> list[str]:
-        """The kinds that are not far behind on few rows."""
-        few, each = self._few, self._trials(threads, memory)
-        if not each:
-            return []
-        reached = [law_error(one.predicted, few.y, few.weights) for one in each]
-        far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
-        far *= min(error, *reached)
-        return [kind for kind, one in zip(self._kinds, reached, strict=True) if one < far]
+    def _near(
+        self, error: float, threads: int, memory: TrialMemory, *, ahead: bool = False
+    ) -> list[str]:
+        """The kinds that are not far behind on few rows.
 
-    def _trials(self, threads: int, memory: TrialMemory) -> list[CrossFit]:
-        """All kinds on few rows, quickly; none where trees cannot be tried."""
-        few = self._few
-        if not self._kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
-            return []
-        # As which trees compare it.
-        if np.abs(self._rows.x).max(initial=0.0) > np.finfo(np.float32).max:
-            return []
+        Those that are hopeless at the rows of their first part are fitted to no others. What is
+        tried ahead is not retained in memory, where it would hang on the time there was for it.
+        """
+        few, first = self._few, self._first_errors(threads, memory)
+        far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
+        limit = _HOPELESS * far * min([error, *first.values()])
+        left = [kind for kind, reached in first.items() if reached < limit]
 
         def trial(kind: str) -> CrossFit:
-            return cross_fitted(kind, replace(few, threads=threads), quick=True)
+            return self._trials.setdefault(kind, _Parts(kind, few, quick=True)).whole(threads)
 
-        return [
-            recalled(memory, (kind, len(few.x), True), partial(trial, kind)) for kind in self._kinds
-        ]
+        reached = {}
+        for kind in left:
+            key = kind, len(few.x), True
+            if ahead and memory.get(key) is None:
+                found = trial(kind)
+            else:
+                found = recalled(memory, key, partial(trial, kind))
+            reached[kind] = law_error(found.predicted, few.y, few.weights)
+        if not ahead:
+            self._trials.clear()
+        far *= min([error, *reached.values()])
+        return [kind for kind, one in reached.items() if one < far]
+
+    def _first_errors(self, threads: int, memory: TrialMemory) -> dict[str, float]:
+        """Errors of all kinds where the first part of a trial on few rows is held out.
+
+        None where trees cannot be tried.
+        """
+        few = self._few
+        if not self._kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
+            return {}
+        # As which trees compare it.
+        if np.abs(self._rows.x).max(initial=0.0) > np.finfo(np.float32).max:
+            return {}
+
+        def key(kind: str) -> tuple[Any, ...]:
+            return kind, len(few.x), "first"
+
+        def begun(kind: str) -> _Parts:
+            trial = self._trials.setdefault(kind, _Parts(kind, few, quick=True))
+            trial.fit(1, 1)
+            return trial
+
+        def first_error(kind: str) -> float:
+            held, predicted = begun(kind).held_out()
+            return law_error(predicted[held], few.y[held], few.weights[held])
+
+        if threads > 1:
+            parallel_map(begun, [k for k in self._kinds if memory.get(key(k)) is None], threads)
+        return {
+            kind: recalled(memory, key(kind), partial(first_error, kind)) for kind in self._kinds
+        }
 
     def _fit(
         self,
