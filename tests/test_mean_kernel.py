@@ -96,6 +96,16 @@ def learned(x, y, **options):
     return learn_mean(x, y, **given)
 
 
+@pytest.mark.parametrize("cores", [2, 5])
+def test_any_number_of_threads_learns_the_same_bits(cores):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3 * regression._BLOCK + 7, 3))
+    y = np.sin(2 * x[:, :1]) + 0.1 * rng.normal(size=(len(x), 1))
+    one, several = learned(x, y), learned(x, y, cores=cores)
+    assert one.kernel == several.kernel
+    assert [one.reg, one.error, one.law_error] == [several.reg, several.error, several.law_error]
+
+
 def test_columns_that_say_nothing_are_ignored():
     """Three of eight columns, and an interaction that no single column shows."""
     rng = np.random.default_rng(0)

@@ -70,7 +70,7 @@ class LocationSearch:
         folding = context.sample.folding
         self._folds = folding.folds(self._rows.index, self._rows.units, FOLDS)
         self._memory: TrialMemory = context.executor.trials((KernelPoint,)) or TrialsHere()
-        self.trees = tree_search(context, kinds)
+        self.trees, self._cores = tree_search(context, kinds), context.executor.cores
         self._begun: MeanKernel | None = None
         self._seconds, self._threads = 0.0, 0
 
@@ -78,7 +78,7 @@ class LocationSearch:
         """Make ahead what can be, as long as it is not over."""
         begin, self._threads = time.perf_counter(), threads
         with suppress(Over):
-            self._begun = self._learned((None,), AheadTrials(self._memory, over))
+            self._begun = self._learned((None,), AheadTrials(self._memory, over), threads)
         self._seconds = time.perf_counter() - begin
         if self._begun is not None:
             self._begin_trees(over)
@@ -101,14 +101,15 @@ class LocationSearch:
         if self._begun is not None and scores is None:
             return self._begun
         with beside(self._begin_trees) if self._threads else nullcontext():
-            mean = self._learned((None,) if scores is None else (None, scores), self._memory)
+            transforms = (None,) if scores is None else (None, scores)
+            mean = self._learned(transforms, self._memory, self._cores)
         return None if mean is None else replace(mean, seconds=mean.seconds + self._seconds)
 
     def _learned(
-        self, transforms: Sequence[Transform | None], memory: TrialMemory
+        self, transforms: Sequence[Transform | None], memory: TrialMemory, cores: int
     ) -> MeanKernel | None:
         (x, y), weights = self._rows.parts, self._rows.importance
-        return learn_mean(x, y, weights, self._categorical, self._folds, transforms, memory)
+        return learn_mean(x, y, weights, self._categorical, self._folds, transforms, memory, cores)
 
 
 def search_location(

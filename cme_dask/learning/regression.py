@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from cme_dask.display import brief_repr
 from cme_dask.kernels import Kernel, Transform
-from cme_dask.kernels.evaluator import one_blas_thread
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
 from cme_dask.kernels.lapack import CholeskyFactor
 from cme_dask.kernels.length_scales import IGNORED, SCALES
 from cme_dask.learning.candidates import (
@@ -70,7 +70,7 @@ class HeldOutError(NamedTuple):
     in_reg: float
     residuals: Array
 
-    def in_length_scales(self, kernel: Kernel, values: Array) -> Array:
+    def in_length_scales(self, kernel: Kernel, values: Array, cores: int = 1) -> Array:
         """The gradient in those of a kernel, from the lower triangle of its Gram matrix.
 
         Parameters
@@ -79,6 +79,8 @@ class HeldOutError(NamedTuple):
             The kernel.
         values
             The n rows.
+        cores
+            Threads.
         """
 
         def of_rows(few: slice) -> list[float]:
@@ -86,16 +88,21 @@ class HeldOutError(NamedTuple):
             weights[:, : few.start] *= 2.0  # what is above the diagonal
             return kernel.weighted_gradient(values[few], values[: few.stop], weights)
 
-        return np.sum([of_rows(few) for few in _blocks(len(values))], axis=0)
+        return np.sum(parallel_map(of_rows, _blocks(len(values)), cores), axis=0)
 
 
 def _blocks(n: int) -> list[slice]:
-    """Some rows after the other."""
-    return [slice(i, min(i + _BLOCK, n)) for i in range(0, n, _BLOCK)]
+    """Some rows after the other, those that the lower triangle has most of first."""
+    return [slice(i, min(i + _BLOCK, n)) for i in range(0, n, _BLOCK)][::-1]
 
 
 def held_out_error(
-    gram: Array, reg: float, targets: Array, weights: Array, folds: Sequence[slice]
+    gram: Array,
+    reg: float,
+    targets: Array,
+    weights: Array,
+    folds: Sequence[slice],
+    cores: int = 1,
 ) -> HeldOutError:
     r"""Squared error of ridge regression at rows whose fold it has not seen, and its gradient.
 
@@ -116,6 +123,8 @@ def held_out_error(
         w > 0 of sum 1, shape (n,).
     folds
         Where the rows of each fold are.
+    cores
+        Threads: a fold each.
 
     Raises
     ------
@@ -130,16 +139,20 @@ def held_out_error(
     that in r its weighted trace, sum_i dL/dK_ii / w_i.
     """
     factor = CholeskyFactor.of(gram, reg / weights)
-    q, error, missed = targets.shape[1], 0.0, np.empty_like(targets)
+    q, missed = targets.shape[1], np.empty_like(targets)
     alpha = factor.solve(targets.T)
     # s_B and r_B of all folds, each in rows of its own.
     apart = np.zeros((2, len(folds), q, len(gram)))
-    for pull, own, fold in zip(*apart, folds, strict=True):
+
+    def error_of(k: int) -> float:
+        (pull, own), fold = apart[:, k], folds[k]
         block = CholeskyFactor.of(factor.inverse_at(fold))
         residuals = own[:, fold] = block.solve(alpha[:, fold])
         pull[:, fold] = block.solve(2.0 * weights[fold] * residuals)
         missed[fold] = residuals.T
-        error += float((residuals**2).sum(axis=0) @ weights[fold])
+        return float((residuals**2).sum(axis=0) @ weights[fold])
+
+    error = sum(parallel_map(error_of, range(len(folds)), cores))
     product = factor.solve(apart.reshape(-1, len(gram))).T
     left, right = np.hsplit(product, 2)
     total = left.reshape(len(gram), len(folds), q).sum(axis=1)
@@ -205,6 +218,7 @@ def learn_mean(
     folds: Array,
     transforms: Sequence[Transform | None] = (None,),
     memory: TrialMemory | None = None,
+    cores: int = 1,
 ) -> MeanKernel | None:
     """Learn the kernel of x of a ridge regression of y, which stands beside a linear trend.
 
@@ -229,6 +243,8 @@ def learn_mean(
         whose kernel of 400 rows predicts y itself with the smallest absolute error on the 1,000.
     memory
         Of errors that an earlier start of the same fit has computed.
+    cores
+        Threads of each of them.
 
     Returns
     -------
@@ -239,7 +255,7 @@ def learn_mean(
     begin = time.perf_counter()
     some = np.flatnonzero(weights > 0.0)[: ROWS[1]]
     x, y, weights, folds = x[some], y[some], weights[some] / weights[some].sum(), folds[some]
-    descent = _Descent(SearchedVariable(x, weights, categorical, None), memory)
+    descent = _Descent(SearchedVariable(x, weights, categorical, None), memory, cores)
     targets = [_Targets(y, weights, transform) for transform in transforms]
     targets = [each for each in targets if each.scaled.shape[1]]
     if not (descent.free and targets and len(np.unique(folds)) > 1):
@@ -358,10 +374,15 @@ class _Descent:
         Rows of x. Constant columns stay ignored.
     memory
         Of errors and gradients.
+    cores
+        Threads of each of them on many rows.
     """
 
-    def __init__(self, variable: SearchedVariable, memory: TrialMemory | None = None) -> None:
+    def __init__(
+        self, variable: SearchedVariable, memory: TrialMemory | None = None, cores: int = 1
+    ) -> None:
         self.variable, self.evaluations, self._memory = variable, 0, memory
+        self._cores = cores
         self._stages = 0
         coded = np.array(variable.categorical)
         free = [j for j in range(len(coded)) if j not in variable.constant]
@@ -408,12 +429,19 @@ class _Descent:
     def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
         """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
         values, kernel = stage.values[point.form], self._kernels.inner(point)
-        gram = np.zeros_like(stage.trend)
-        for few in _blocks(len(values)):
+        gram, cores = np.zeros_like(stage.trend), self._threads(stage)
+
+        def make(few: slice) -> None:
             rest = slice(0, few.stop)
             gram[few, rest] = kernel(values[few], values[rest])
             gram[few, rest] += stage.trend[few, rest]
-        return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds)
+
+        parallel_map(make, _blocks(len(values)), cores)
+        return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds, cores)
+
+    def _threads(self, stage: _Stage) -> int:
+        """Few rows take less time than threads take to begin."""
+        return self._cores if len(stage.order) > 2 * _BLOCK else 1
 
     def error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
         """The logarithm of the error, and its gradient in the logarithms."""
@@ -431,7 +459,7 @@ class _Descent:
             return failed
         slopes, scales, values = np.zeros(len(point.scales)), point.scales, stage.values[point.form]
         slopes[self._kernels.parameters(point)] = found.in_length_scales(
-            self._kernels.inner(point), values
+            self._kernels.inner(point), values, self._threads(stage)
         )
         gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
         if not np.isfinite(gradient).all():
