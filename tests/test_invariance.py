@@ -18,9 +18,9 @@ from conftest import shorten_searches, write_store
 from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from cme_dask import JointDistribution, kernels
+from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning, kernels
 from cme_dask.numerics.reduction import RowRange, plan_ranges, strip_length, tree_merges, tree_sum
 
 N = 10_001  # three strips, the last one short
@@ -193,6 +193,28 @@ def test_fresh_processes_with_any_number_of_blas_threads(reference):
         printed.append(out.stdout.split())
     assert printed[0] == printed[1]
     assert printed[0][1] == reference[False]
+
+
+def test_a_choice_from_many_rows_depends_on_no_number_of_blas_threads():
+    """OpenBLAS adds up 40,000 products in as many parts as it has threads."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60_000, 1))
+    y = np.sin(x) + 0.3 * rng.standard_normal(x.shape)
+    quick = Tuning(rows=300, max_rank=20, evaluations=0, finalists=1, averaged=1, trees=())
+    options = {"max_rank": 12, "sample_size": len(x), "support_size": 30, "n_folds": 2}
+    given = {"kernel_x": "median", "kernel_y": "median", "residual": True, "tol": 1e-3}
+    each = (
+        JointDistribution(**given, **options),
+        JointDistribution(tuning=quick, **options),
+        ConditionalMeanEmbedding(max_rank=12, sample_size=len(x)),
+    )
+    for estimator in each:
+        found = []
+        for threads in (1, 2, 3):
+            with threadpool_limits(threads, user_api="blas"):
+                state = estimator.fit(x, y, scheduler="synchronous").model_.to_state()
+            found.append({name: values.tobytes() for name, values in state.arrays.items()})
+        assert found[0] == found[1] == found[2]
 
 
 def test_blas_threads_are_given_back():

@@ -385,7 +385,8 @@ class Estimator(BaseEstimator, ABC):  # type: ignore[misc]
                 context = self._context(sample, functions, executor, progress)
                 if context.imputed:
                     sample = context.sample
-                measured, fitted = self._run(context, sample)
+                with one_blas_thread():
+                    measured, fitted = self._run(context, sample)
         except NonFiniteValues as error:
             raise self._advised(error) from error
         if measured.report.missing is not None:

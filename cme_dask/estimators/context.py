@@ -212,6 +212,7 @@ def _given_points(points: Any, columns: Columns, variable: str) -> Array:
 # The row sample, and the kernels that are given or chosen from it
 
 
+@one_blas_thread()
 def choose_kernel(kernel: Any, rows: RowSample, i: int, columns: Columns, name: str) -> Kernel:
     """The given kernel, checked against the columns of variable ``i``, or the default one.
 

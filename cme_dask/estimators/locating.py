@@ -74,6 +74,7 @@ class LocationSearch:
         self._begun: MeanKernel | None = None
         self._seconds, self._threads = 0.0, 0
 
+    @one_blas_thread()
     def begin(self, threads: int, over: Callable[[], bool]) -> None:
         """Make ahead what can be, as long as it is not over."""
         begin, self._threads = time.perf_counter(), threads
@@ -112,6 +113,7 @@ class LocationSearch:
         return learn_mean(x, y, weights, self._categorical, self._folds, transforms, memory, cores)
 
 
+@one_blas_thread()
 def search_location(
     context: FitContext, search: LocationSearch, scores: Transform | None
 ) -> FitContext:
@@ -142,6 +144,7 @@ def search_location(
     return replace(context, given=given, mean=None, scores=None)
 
 
+@one_blas_thread()
 def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
     """The context whose given regressor is joined by trees, if they predict clearly better.
 

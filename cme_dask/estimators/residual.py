@@ -461,6 +461,7 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
     )
 
 
+@one_blas_thread()
 def _second_context(
     fit: JointFit,
     context: FitContext,

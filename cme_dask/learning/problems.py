@@ -9,6 +9,7 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from cme_dask.kernels import Kernel
+from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.candidates import (
     EVALUATIONS,
     Score,
@@ -143,6 +144,7 @@ def estimated(
     return over_folds(weights, losses.joint), over_folds(weights, gained @ functions.scores)
 
 
+@one_blas_thread()
 def search_joint(
     parts: tuple[Array, Array],
     weights: Array,
@@ -304,6 +306,7 @@ class EmbeddingProblem(SearchProblem):
         return mean[None, :], np.zeros((1, len(mean)))
 
 
+@one_blas_thread()
 def search_embedding(
     parts: tuple[Array, Array],
     weights: Array,
