@@ -11,6 +11,7 @@ from cme_dask.learning.losses import (
     ScreenedRows,
     ScreenedSide,
     pivots_of_few,
+    screened_folds,
     screened_gradient,
     screened_losses,
     screened_means,
@@ -188,6 +189,23 @@ def test_a_ridge_below_rounding_is_left_to_eigenbases(monkeypatch):
     monkeypatch.setattr(crossval, "smoothed", fail)
     for found, expected in zip(screened_losses(rows, *sides, REGS), wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("reg", [1e-14, 1e-10])
+def test_tiny_ridges_of_singular_matrices_are_left_to_eigenbases(reg):
+    """More pivots than other rows: what is 1 / reg there cancels to rounding alone."""
+    x, y, weights, folds = rows_of(30, 3, False)
+    rows = ScreenedRows(weights / weights.sum(), folds, y > 0.0)
+    sides = [
+        ScreenedSide(rows, Gaussian(0.5), part[rows.order], 1e-12, 30, per_pivot=1)
+        for part in (x, y)
+    ]
+    regs = [Regularization(reg, reg)]
+    wanted = screened_folds(rows, *sides).in_eigenbases(*(side.bases for side in sides))
+    for found, expected in zip(
+        screened_losses(rows, *sides, regs), wanted.losses(regs), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("per_pivot", [1, 2])

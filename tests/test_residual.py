@@ -17,7 +17,7 @@ from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
-from cme_dask.estimators import residual
+from cme_dask.estimators import residual, tuned
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
@@ -353,6 +353,25 @@ def test_a_search_that_fails_beside_the_solution_is_made_after_it(monkeypatch, e
         return
     with pytest.raises(error, match="nothing can be found"):
         law.fit(*smooth_rows(), workers=2)
+
+
+def test_a_search_of_residuals_without_gradients_refines_more(monkeypatch):
+    """A search without derivatives needs more trials than there are length scales."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 8))
+    y = x[:, :1] + (0.1 + 0.5 * (x[:, 1:2] > 0)) * rng.normal(size=(300, 1))
+    found, search = [], tuned.search_joint
+
+    def searched(*rows, **options):
+        found.append(search(*rows, **options))
+        return found[-1]
+
+    monkeypatch.setattr(tuned, "search_joint", searched)
+    options = {"residual": True, "calibration": False, "max_rank": 20, "support_size": 30}
+    tuning = Tuning(rows=300, max_rank=20, trees=())
+    JointDistribution(reg_form="single", tuning=tuning, **options).fit(x, y)
+    assert len(found) == 2
+    assert sum(trial.stage == "refine" for trial in found[1].trials) > 10
 
 
 def test_kernels_that_are_given_are_what_is_fitted():

@@ -330,11 +330,36 @@ def test_hopeless_trials_end_with_their_first_part(monkeypatch):
     for kind, error in errors.items():
         parts = trees._Parts(kind, given, quick=True)
         found, held = parts.whole(1), parts._held(0)
-        apart = found.predicted[held], y[held], given.weights[held]
+        apart = found.predicted[held], y[held], given.weights[held], (y, given.weights)
         assert error == pytest.approx(law_error(*apart), rel=0.02)  # of as many steps, or nearly
+    fits.clear()
     assert TreeSearch(given, ALL).better(0.01 * min(errors.values()), None) is None
-    assert {count for _, count in fits[len(ALL) :]} == {1, 3}
-    assert fits[-len(ALL) :] == [(kind, 1) for kind in ALL]
+    assert fits == [(kind, 1) for kind in ALL]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_first_part_without_the_rare_events_does_not_end_all_trials(seed):
+    """Of few rows it may have all of them, or none, where y does not vary."""
+    rng = np.random.default_rng(seed)
+    x, folds = rng.normal(size=(150, 3)), rng.integers(0, 5, 150)
+    y = (x[:, :1] > np.quantile(x[:, 0], 0.98)) * rng.exponential(size=(150, 1))
+    given = replace(training(x, y, n_folds=5), folds=folds)
+    none, every = (replace(given, folds=np.where(y[:, 0] > 0, k, folds)) for k in (1, 0))
+    for rows in (given, none, every):
+        search, memory = TreeSearch(rows, ALL), trees.TrialsHere()
+        search._near(1.0, 1, memory)  # the error of a ridge that knows nothing
+        assert any(quick is True for _, _, quick in memory)
+
+
+def test_folds_of_groups_leave_no_trees_out_by_their_first_part():
+    """It may be that of the groups that are unlike all others."""
+    x, y = jump()
+    given = replace(training(x, y), units=np.arange(len(x)) % 20)
+    search, memory = TreeSearch(given, ALL), trees.TrialsHere()
+    assert search._first_errors(1, memory) == dict.fromkeys(ALL, 0.0)
+    assert not memory
+    assert search._near(1e-3, 1, memory) == []
+    assert sorted(kind for kind, _, quick in memory if quick is True) == sorted(ALL)
 
 
 def test_kinds_clearly_behind_on_a_part_of_the_folds_are_fitted_no_further(monkeypatch):

@@ -31,8 +31,8 @@ from cme_dask.passes.run import Pass, extent_of, plan_pass
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
 
-RESIDUAL_EVALUATIONS = 10
-"""Trials of the search for them after its grid, at most."""
+RESIDUAL_EVALUATIONS, RESIDUAL_WITHOUT_SLOPES = 10, 20
+"""Trials of the search for them after its grid, at most: along gradients, and without these."""
 
 _ORDER = 384  # of the largest eigenproblem that is timed
 _PRODUCTS = 4  # of the order of a basis: 8 m_X m_Y (m_X + m_Y) operations for both

@@ -27,6 +27,7 @@ from cme_dask.estimators.locating import regression, sampled_moments
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
     RESIDUAL_FINALISTS,
+    RESIDUAL_WITHOUT_SLOPES,
     FitPlan,
     with_residuals,
 )
@@ -153,7 +154,7 @@ def located_plan(
         if beside is None:
             return plan
         with suppress(ResourceError):
-            memory = search_memory(beside, _quick(fit._tuning))
+            memory = search_memory(beside, _quick(fit))
             plan = replace(plan, memory=plan.memory.or_tighter(memory))
         return plan
     if screening.second is None:
@@ -477,18 +478,17 @@ def _second_context(
     given = None if learned else kernels[0], None
     second = replace(second, kernels=kernels)
     learn_reg = fit.reg is None
-    return search_kernels(second, given, _quick(fit._tuning), learn_reg, over=over)
+    return search_kernels(second, given, _quick(fit), learn_reg, over=over)
 
 
-def _quick(tuning: Tuning) -> Tuning:
+def _quick(fit: JointFit) -> Tuning:
     """A shorter search: little of x is left in residuals, and their functions are not declared."""
+    tuning, along = fit._tuning, fit.reg_form == "two-sided"
+    most = RESIDUAL_EVALUATIONS if along else RESIDUAL_WITHOUT_SLOPES
     return replace(
         tuning,
         criterion="auto" if tuning.criterion == "validation" else tuning.criterion,
-        evaluations=min(
-            RESIDUAL_EVALUATIONS,
-            RESIDUAL_EVALUATIONS if tuning.evaluations is None else tuning.evaluations,
-        ),
+        evaluations=most if tuning.evaluations is None else min(most, tuning.evaluations),
         finalists=min(RESIDUAL_FINALISTS, tuning.finalists),
     )
 

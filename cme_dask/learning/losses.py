@@ -24,6 +24,7 @@ from cme_dask.numerics.scoring import mean_and_error
 Array = Any
 
 _FEW_RIDGES = 4  # whose linear systems take less time than eigenbases
+_LEAST_RIDGE = 1e-8  # below which the systems of singular Gram matrices are rounding
 _LEAST_ROWS = 64  # that pivots of a search are chosen from
 
 
@@ -274,7 +275,8 @@ def screened_losses(
     From eigenbases, which pairs share, for many ridges; from linear systems for a few.
     """
     folds = screened_folds(rows, x, y)
-    if len(regs) <= _FEW_RIDGES and all(reg.form == "two-sided" for reg in regs):
+    solved = all(reg.form == "two-sided" and min(reg.x, reg.y) >= _LEAST_RIDGE for reg in regs)
+    if len(regs) <= _FEW_RIDGES and solved:
         with suppress(LinAlgError):  # where the least ridge is that of rounding
             found = folds.losses(regs)
             if np.isfinite(found.joint).all() and np.isfinite(found.squared).all():

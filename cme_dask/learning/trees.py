@@ -650,8 +650,7 @@ class TreeSearch:
         """
         few, first = self._few, self._first_errors(threads, memory)
         far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
-        limit = _HOPELESS * far * min([error, *first.values()])
-        left = [kind for kind, reached in first.items() if reached < limit]
+        left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
 
         def trial(kind: str) -> CrossFit:
             return self._trials.setdefault(kind, _Parts(kind, few, quick=True)).whole(threads)
@@ -672,7 +671,8 @@ class TreeSearch:
     def _first_errors(self, threads: int, memory: TrialMemory) -> dict[str, float]:
         """Errors of all kinds where the first part of a trial on few rows is held out.
 
-        None where trees cannot be tried.
+        None where trees cannot be tried, and 0 where groups or times are held out: a few of them
+        say little of all others.
         """
         few = self._few
         if not self._kinds or len(np.unique(few.folds[few.weights > 0.0])) < 2:
@@ -680,6 +680,8 @@ class TreeSearch:
         # As which trees compare it.
         if np.abs(self._rows.x).max(initial=0.0) > np.finfo(np.float32).max:
             return {}
+        if len(np.unique(few.units)) < len(few.units):
+            return dict.fromkeys(self._kinds, 0.0)
 
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), "first"
@@ -691,7 +693,9 @@ class TreeSearch:
 
         def first_error(kind: str) -> float:
             held, predicted = begun(kind).held_out()
-            return law_error(predicted[held], few.y[held], few.weights[held])
+            # Rows of the part may have the rare events, or none of them.
+            every = few.y, few.weights
+            return law_error(predicted[held], few.y[held], few.weights[held], every)
 
         if threads > 1:
             parallel_map(begun, [k for k in self._kinds if memory.get(key(k)) is None], threads)

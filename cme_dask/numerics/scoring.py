@@ -471,7 +471,9 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     return result[:-1] if len(result) > 1 and result[-1] == values.max() else result
 
 
-def law_errors(predicted: Array, y: Array, weights: Array) -> Array:
+def law_errors(
+    predicted: Array, y: Array, weights: Array, among: tuple[Array, Array] | None = None
+) -> Array:
     r"""CRPS of the law of each row given nothing but predictions, over that of the marginal law.
 
     The law at a row is that of its prediction and the residuals of the rows whose predictions are
@@ -484,6 +486,9 @@ def law_errors(predicted: Array, y: Array, weights: Array) -> Array:
         Shape (n, q).
     weights
         Shape (n,), at least 0.
+    among
+        More rows of y and their weights, of which these are some: where their marginal law is the
+        wider one, it counts.
 
     Returns
     -------
@@ -491,8 +496,11 @@ def law_errors(predicted: Array, y: Array, weights: Array) -> Array:
         Mean over the columns that vary; 0 if none does.
     """
     result = []
-    for m, column in zip(predicted.T, y.T, strict=True):
-        if np.ptp(column) == 0.0:
+    for j, (m, column) in enumerate(zip(predicted.T, y.T, strict=True)):
+        marginal = _marginal(column, weights)
+        if among is not None:
+            marginal = max(marginal, _marginal(among[0][:, j], among[1]))
+        if marginal == 0.0:
             continue
         order = np.argsort(m, kind="stable")
         e, w = (column - m)[order], weights[order]
@@ -504,16 +512,24 @@ def law_errors(predicted: Array, y: Array, weights: Array) -> Array:
         atoms, mass = e[at], np.where(own, 0.0, w[at])
         mass /= np.maximum(mass.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         away = np.einsum("ij,ij->i", mass, np.abs(atoms - e[:, None]))
-        marginal = _half_difference(column[None], weights[None] / weights.sum())[0]
         crps = np.empty(n)
         crps[order] = (away - _half_difference(atoms, mass)) / marginal
         result.append(crps)
     return np.mean(result, axis=0) if result else np.zeros(len(y))
 
 
-def law_error(predicted: Array, y: Array, weights: Array) -> float:
+def law_error(
+    predicted: Array, y: Array, weights: Array, among: tuple[Array, Array] | None = None
+) -> float:
     """The weighted mean of :func:`law_errors`."""
-    return float(weights @ law_errors(predicted, y, weights) / weights.sum())
+    return float(weights @ law_errors(predicted, y, weights, among) / weights.sum())
+
+
+def _marginal(column: Array, weights: Array) -> float:
+    """E |y - y'| / 2 of values with these weights."""
+    if np.ptp(column) == 0.0:
+        return 0.0
+    return float(_half_difference(column[None], weights[None] / weights.sum())[0])
 
 
 def _half_difference(atoms: Array, mass: Array) -> Array:
