@@ -1,6 +1,6 @@
 """The last step of a fit: conformity scores of held-out rows, from which intervals are made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -101,7 +101,7 @@ def _moved_tails(
     assert cells is not None
     far_law, share = CellLaw(cells, np.asarray), near_data(result.model.x.basis.newton)(x)
     every = (share == 1.0).all()
-    plain: Iterator[HeldLaws | None]
+    plain: Iterable[HeldLaws | None]
     plain = repeat(None) if every else refitted_laws(context, result)
     low, high = ranges_without(y, located.values.range)
     of_column = {j: located.values.column(j) for j in columns}

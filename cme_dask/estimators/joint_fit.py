@@ -64,6 +64,7 @@ from cme_dask.numerics.calibration import (
 )
 from cme_dask.numerics.cells import CellReduction
 from cme_dask.numerics.folds import Folding, RowSample
+from cme_dask.numerics.measure import project
 from cme_dask.numerics.moments import (
     FeatureBlock,
     Function,
@@ -106,6 +107,8 @@ class FitResult(NamedTuple):
         Sums over the rows.
     members
         The models whose density ratios are averaged, best first; empty of one alone.
+    laws
+        Those that :func:`refitted_laws` has made, calibrated or not.
     for_location
         Features and moments of a kernel of x that was learned for the location, where one was.
     """
@@ -114,6 +117,7 @@ class FitResult(NamedTuple):
     component: Component
     measured: Measured
     members: list[EnsembleMember]
+    laws: dict[bool, list[HeldLaws]]
     for_location: tuple[FeatureMoments, ...] = ()
 
     def described(self, **info: Any) -> Self:
@@ -121,13 +125,14 @@ class FitResult(NamedTuple):
         return self._replace(model=replace(self.model, about=self.model.about | info))
 
     @property
-    def sums_bytes(self) -> int:
-        """Bytes of the sums over rows that it holds: moments by fold, refits, and cells."""
+    def held_bytes(self) -> int:
+        """Bytes of the sums over rows that it holds, moments by fold, refits and cells; of laws."""
         moments = [member.moments for member in self.members] or [self.measured.moments]
         moments += [sums for _, sums in self.for_location]
         refits = (refit for member in self.members for refit in member.refits.values())
         cells = (sums.sums for sums in self.measured.cells)
-        arrays = (*(sums.gram for sums in moments), *refits, *cells)
+        laws = (one.weights for each in self.laws.values() for one in each)
+        arrays = (*(sums.gram for sums in moments), *refits, *cells, *laws)
         return sum(array.nbytes for array in arrays)
 
     def with_memory(self, plan: MemoryPlan) -> Self:
@@ -426,7 +431,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             for i in (0, 1)
         ]
         context.warn_of_trace(reached)
-        result = FitResult(model, components[0], measured, members, for_location)
+        result = FitResult(model, components[0], measured, members, {}, for_location)
         if context.calibration:
             result = with_calibration(context, result)
         return result if search is None else result.with_memory(search.memory)
@@ -474,7 +479,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
         passes = new.passes + (0 if alone else int(earlier.about["passes"]))
         model, component = total.solved(self.convergence, passes=passes)
         measured = new._replace(moments=total.moments, sides=total.sides, passes=passes)
-        return measured, self._attributes(FitResult(model, component, measured, []))
+        return measured, self._attributes(FitResult(model, component, measured, [], {}))
 
 
 def sums_of(model: JointModel, functions: Declarations) -> JointSums:
@@ -656,9 +661,9 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     at = cells.support.assign(rows.parts[1])
     units = context.sample.folding.units(rows.index, rows.units)
     folds = [
-        HeldRows(laws.weights, at[held], support[held], rows.importance[held], units[held])
-        for laws in refitted_laws(context, result, len(rows))
-        if len(held := laws.held)
+        HeldRows(laws.weights[few], at[held], support[held], rows.importance[held], units[held])
+        for laws in refitted_laws(context, result)
+        if len(held := laws.held[few := laws.held < len(rows)])
     ]
     if len(folds) < 2:
         return None
@@ -667,36 +672,46 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     return learn_calibration(folds, cells.means, columns, context.executor.cores)
 
 
-def refitted_laws(
-    context: FitContext, result: FitResult, size: int | None = None
-) -> Iterator[HeldLaws]:
-    """Laws of refits without each fold, at the rows of the fold in the row sample.
+def refitted_laws(context: FitContext, result: FitResult) -> list[HeldLaws]:
+    """Laws of refits without each fold, at the rows of the fold in the row sample; made once.
 
     They are calibrated as those of the model are.
     """
-    model = result.model
-    rows = context.rows.prefix(HELD_ROWS if size is None else size)
+    calibration = result.model.calibration
+    calibrated = calibration is not None
+    made = result.laws.get(calibrated)
+    if made is None:
+        made = result.laws.pop(False, None) or list(_refitted_laws(context, result))
+        if calibration is not None:
+            cells = result.model.y.cells
+            assert cells is not None
+            levels = Levels(cells.means, calibration.columns)
+            near = result.model.x.basis.newton.nearness(calibration.pivots)
+            x = context.rows.prefix(HELD_ROWS).parts[0]
+            made = [
+                replace(one, weights=calibration.weights(one.weights, levels, near(x[one.held])))
+                for one in made
+            ]
+        result.laws[calibrated] = made
+    return made
+
+
+def _refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
+    """The same without a calibration."""
+    rows, cells = context.rows.prefix(HELD_ROWS), result.model.y.cells
     folds = rows.folds(context.sample.folding, context.n_folds)
-    cells, calibration = model.y.cells, model.calibration
     assert cells is not None
     masses, points = result.measured.cells[1].masses, cells.support.points
     each = averaged(context, result)
     values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
-    levels, near = None, None
-    if calibration is not None:
-        levels = Levels(cells.means, calibration.columns)
-        near = model.x.basis.newton.nearness(calibration.pivots)
     for fold in each[0][1].held_out_folds:
         held = np.flatnonzero(folds == fold)
         ratio = np.ones((len(held), len(points)))
         for (*_, refitted), (at_x, at_y) in zip(each, values, strict=True):
             ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
-        calibrated = None
-        if calibration is not None and levels is not None and near is not None:
-            support = near(rows.parts[0][held])
-            calibrated = partial(calibration.weights, levels=levels, support=support)
-        yield HeldLaws(held, ratio, rest / rest.sum(), cells.means, calibrated)
+        laws, _ = project(ratio, rest / rest.sum())
+        yield HeldLaws(held, laws, cells.means)
 
 
 def averaged(

@@ -6,7 +6,7 @@ plan know from then on how many passes there are.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -80,6 +80,7 @@ Array = Any
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
+_WORD = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +160,8 @@ def located_plan(
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
-    second = planned(replace(screening.second, held=plan.sums_bytes))
+    laws = min(len(context.rows), HELD_ROWS) * fit.support_size * _WORD
+    second = planned(replace(screening.second, held=plan.sums_bytes + laws))
     return replace(
         plan,
         residual=True,
@@ -199,7 +201,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
-    context = replace(context, held=result.sums_bytes)
+    context = replace(context, held=result.held_bytes)
     if made is not None and made.second is not None:
         second = replace(made.second, progress=context.progress, held=context.held)
     elif screening is None or screening.second is None:
@@ -532,13 +534,12 @@ def _decided(
     assert cells is not None
     assert context.values is not None
 
-    def moved() -> Iterator[HeldLaws]:
-        return refitted_laws(second, of_residuals)
-
     with one_blas_thread():
+        # Both of them at once: each is made in one thread.
+        fits = (context, result), (second, of_residuals)
+        plain, moved = parallel_map(lambda of: refitted_laws(*of), fits, context.executor.cores)
         values, described = choose_map(context, context.values, cells, residuals, moved)
-        plain = refitted_laws(context, result)
-        gain = _gain(context, values, residuals, plain, moved(), HELD_ROWS)
+        gain = _gain(context, values, residuals, plain, moved, HELD_ROWS)
     return LocatedFit(second, of_residuals, residuals, values), gain, described
 
 
@@ -546,8 +547,8 @@ def _gain(
     context: FitContext,
     values: ValueMap,
     residuals: Residuals,
-    plain: Iterator[HeldLaws],
-    moved: Iterator[HeldLaws],
+    plain: Iterable[HeldLaws],
+    moved: Iterable[HeldLaws],
     size: int,
 ) -> Gain:
     rows, folding = context.rows.prefix(size), context.sample.folding
@@ -565,7 +566,7 @@ def _gain(
     def scaled(atoms: Array, held: Array) -> Array:
         return residuals.scores(atoms) / deviation
 
-    def scores(of: tuple[Iterator[HeldLaws], Place]) -> Array:
+    def scores(of: tuple[Iterable[HeldLaws], Place]) -> Array:
         laws, atoms = of
         return held_out_crps(laws, z / deviation, atoms)
 

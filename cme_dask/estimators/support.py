@@ -4,7 +4,7 @@ Laws on cells of y have their mass on rows of y. Residuals that are moved to a l
 are brought to values that y can take by a :class:`ValueMap`, which held-out rows choose.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -219,7 +219,7 @@ def choose_map(
     known: Sequence[ColumnValues],
     cells: CellStatistics,
     residuals: Residuals,
-    moved: Callable[[], Iterator[HeldLaws]],
+    moved: Sequence[HeldLaws],
 ) -> tuple[ValueMap, dict[str, Any]]:
     """The map of moved laws to values of y, and what the model says of it.
 
@@ -243,7 +243,7 @@ def choose_map(
     residuals
         The locations.
     moved
-        Laws of the residuals of refits without each fold, as often as they are needed.
+        Laws of the residuals of refits without each fold.
     """
     mapped, names = residuals.transform is not None, context.sample.columns[1].names
     result = first_map(known, cells.values, mapped=mapped)
@@ -326,7 +326,7 @@ def _described(known: ColumnValues, cells: CellStatistics, j: int) -> dict[str, 
 def _mean_laws(
     context: FitContext,
     residuals: Residuals,
-    moved: Callable[[], Iterator[HeldLaws]],
+    moved: Sequence[HeldLaws],
     values: ValueMap,
     columns: Sequence[int],
 ) -> list[MovedAtoms]:
@@ -335,7 +335,7 @@ def _mean_laws(
     x, share = rows.parts[0], rows.importance
     folds = rows.folds(context.sample.folding, context.n_folds)
     atoms, masses = [], []
-    for laws in moved():
+    for laws in moved:
         few = laws.held < _FEW_ROWS
         held = laws.held[few]
         places = residuals.values(laws.atoms, x[held], folds[held])[:, :, columns]
@@ -350,7 +350,7 @@ def _mean_laws(
 def _gains(
     context: FitContext,
     residuals: Residuals,
-    moved: Callable[[], Iterator[HeldLaws]],
+    moved: Sequence[HeldLaws],
     maps: tuple[ValueMap, ValueMap],
     listed: Sequence[int],
     open_: Sequence[int],
@@ -375,7 +375,7 @@ def _gains(
     changes = [(j, "matched") for j in listed] + [(j, end) for j in open_ for end in ends]
     scores = {key: np.zeros((2, len(y))) for key in changes}
     beyond = {key: np.zeros(len(y)) for key in changes}
-    for laws in moved():
+    for laws in moved:
         held, weights = laws.held, laws.weights
         places = residuals.values(laws.atoms, x[held], folds[held])
         if listed:

@@ -31,7 +31,7 @@ from cme_dask.learning.candidates import (
     TrialsHere,
     Tuning,
 )
-from cme_dask.learning.problems import estimated, search_joint
+from cme_dask.learning.problems import Estimated, estimated, search_joint
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
@@ -53,7 +53,7 @@ FOLDS = 5
 _NEAR = 0.1  # a finalist that is worse than the best by this share of its score is left out
 _NOTHING = 2.0  # standard errors of the gain on independence that may be luck
 _OVERFITTED = 0.1  # held-out joint loss that no luck makes, where independence has 0
-_STEP = float(np.sqrt(10.0))  # between neighbouring ridges
+_STEP, _STEPS = float(np.sqrt(10.0)), 2  # between neighbouring ridges, and how many at most
 
 FeatureMoments = tuple[tuple[FeatureBlock, ...], MomentSums]
 """The features of both variables, and their moments by fold."""
@@ -353,14 +353,16 @@ class EnsembleFit:
         reg, joint, crps = candidate.reg, candidate.trial.joint, candidate.trial.crps
         retained = 1.0
         if folds:
-            regs = _ridges(reg) if self.learn_reg else [reg]
-            unseen = parallel_map(lambda fold: fold.losses(regs), folds, threads)
-            of_folds = Losses(*map(np.stack, zip(*unseen, strict=True)))
             weights = np.array([fold.held.weight for fold in folds])
-            losses = estimated(of_folds, weights, search.functions)
-            best = int(np.argmin(search.score(losses[0][0], losses[1][0])))
-            reg = regs[best]
-            reached = [(float(mean[best]), float(error[best])) for mean, error in losses]
+
+            def losses(regs: list[Regularization]) -> tuple[Estimated, Estimated]:
+                unseen = parallel_map(lambda fold: fold.losses(regs), folds, threads)
+                of_folds = Losses(*map(np.stack, zip(*unseen, strict=True)))
+                return estimated(of_folds, weights, search.functions)
+
+            # Eigenbases are made once for all ridges, linear systems for each of them.
+            reach = (1 if factored else _STEPS) if self.learn_reg else 0
+            reg, reached = _learned_ridge(reg, losses, search.score, reach)
             joint, crps = (mean for mean, _ in reached)
             retained = _retained(reached)
         mean = moments.means()
@@ -433,12 +435,43 @@ def _retained(losses: Sequence[tuple[float, float]]) -> float:
     return float(np.clip(certain - _NOTHING, 0.0, 1.0))
 
 
-def _ridges(start: Regularization) -> list[Regularization]:
-    """Ridges around a first one, of y and of x apart unless they are a single one."""
-    steps = [_STEP**k for k in (-2, -1, 0, 1, 2)]
-    if start.form == "single":
-        return [start._replace(y=start.y * a**2, x=start.x * a**2) for a in steps]
-    return [start._replace(y=start.y * a, x=start.x * b) for a, b in product(steps, steps)]
+def _learned_ridge(
+    start: Regularization,
+    losses: Callable[[list[Regularization]], tuple[Estimated, Estimated]],
+    score: Score,
+    reach: int,
+) -> tuple[Regularization, list[tuple[float, float]]]:
+    """The best ridge near a first one, and its mean losses with their standard errors.
+
+    Ridges of y and of x apart, unless they are a single one: so many steps around the best so far,
+    as long as one of them is better and within two steps of the first one.
+    """
+    reached: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    scores: dict[tuple[int, int], float] = {}
+    best = 0, 0
+    while True:
+        new = [at for at in _around(best, reach, start.form) if at not in scores]
+        if not new:
+            return _moved(start, best), reached[best]
+        (joint, of_joint), (crps, of_crps) = losses([_moved(start, at) for at in new])
+        scores |= zip(new, score(joint, crps).tolist(), strict=True)
+        columns = (each.tolist() for each in (joint, of_joint, crps, of_crps))
+        for at, (j, e, c, f) in zip(new, zip(*columns, strict=True), strict=True):
+            reached[at] = [(j, e), (c, f)]
+        best = min(scores, key=scores.__getitem__)
+
+
+def _around(at: tuple[int, int], reach: int, form: str) -> list[tuple[int, int]]:
+    """Steps of the ridges of y and of x that are so near to these, and at most two from 0."""
+    near = [range(max(step - reach, -_STEPS), min(step + reach, _STEPS) + 1) for step in at]
+    return [(y, x) for y, x in product(*near) if form != "single" or x == y]
+
+
+def _moved(start: Regularization, steps: tuple[int, int]) -> Regularization:
+    # Of a single ridge, that of both sides is about the square root.
+    power = 2 if start.form == "single" else 1
+    y, x = (_STEP ** (power * step) for step in steps)
+    return start._replace(y=start.y * y, x=start.x * x)
 
 
 def _best(members: Sequence[EnsembleMember], score: Score, count: int) -> list[EnsembleMember]:

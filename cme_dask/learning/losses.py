@@ -366,27 +366,15 @@ class HeldLaws:
     ----------
     held
         Positions of the rows of the fold, b of them.
-    ratio
-        The signed density ratio at these rows and the cells, shape (b, S).
-    masses
-        Of the cells among the rows of the other folds, sum 1, shape (S,).
+    weights
+        The laws on the atoms, shape (b, S).
     atoms
         What the laws put mass on, shape (S, d).
-    calibrated
-        From the projected laws (b, S) to calibrated ones; None where they are not.
     """
 
     held: Array
-    ratio: Array
-    masses: Array
+    weights: Array
     atoms: Array
-    calibrated: Callable[[Array], Array] | None = None
-
-    @property
-    def weights(self) -> Array:
-        """The laws, shape (b, S): the projected ratio, calibrated."""
-        laws = project(self.ratio, self.masses)[0]
-        return laws if self.calibrated is None else self.calibrated(laws)
 
 
 @dataclass(frozen=True)
@@ -494,4 +482,5 @@ def screened_laws(
         left = x.newton[held] @ solution.transform_x @ solution.coef.T
         ratio = 1.0 + left @ (y.newton[rest] @ solution.transform_y).T
         masses = rows.weights[rest] / rows.weights[rest].sum()
-        yield HeldLaws(rows.order[held], ratio, masses, parts[1][rows.order[rest]])
+        laws, _ = project(ratio, masses)
+        yield HeldLaws(rows.order[held], laws, parts[1][rows.order[rest]])

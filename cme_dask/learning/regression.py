@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -261,15 +262,13 @@ def learn_mean(
     if not (descent.free and targets and len(np.unique(folds)) > 1):
         return None
 
-    def missed(of: _Targets, stage: _Stage, learned: _Learned) -> Array:
-        descent.evaluations += 1
-        return of.missed(stage.order, descent.evaluated(stage, *learned[1:]).residuals)
-
     def absolute(found: tuple[_Targets, _Stage, _Learned]) -> float:
-        of, stage, learned = found
-        if descent.error(stage, *learned[1:])[0] >= _FAILED:
+        of, stage, (_, point, reg) = found
+        reached = descent.reached(stage, point, reg)
+        if reached is None:
             return math.inf
-        return _absolute_error(missed(of, stage, learned), of.y[stage.order], stage.weights)
+        missed = of.missed(stage.order, reached.residuals)
+        return _absolute_error(missed, of.y[stage.order], stage.weights)
 
     with one_blas_thread():
         found, first = [], None
@@ -284,18 +283,17 @@ def learn_mean(
         if len(some) > ROWS[0]:
             _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
         final = descent.simplified(stage, descent.rounded(point), reg)
-        if final.error >= _FAILED:
-            return None
-        away = missed(of, stage, final)
     if memory is not None:
         memory.flush()
-    error, point, reg = final
-    y = y[stage.order]
+    if final is None:
+        return None
+    point, reached = final
+    y, away = y[stage.order], of.missed(stage.order, reached.residuals)
     return MeanKernel(
         descent.variable.kernels.kernel(point),
         of.transform,
         reg,
-        math.exp(error),
+        reached.error / stage.targets.shape[1],
         _absolute_error(away, y, stage.weights),
         law_error(y - away, y, stage.weights),
         descent.evaluations,
@@ -426,8 +424,12 @@ class _Descent:
                 break
         return learned
 
-    def evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError:
-        """The error and its derivatives; LinAlgError if the Gram matrix has no factor."""
+    def reached(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError | None:
+        """The error and the residuals; None if it cannot be computed."""
+        self.evaluations += 1
+        return self._evaluated(stage, point, reg)
+
+    def _evaluated(self, stage: _Stage, point: KernelPoint, reg: float) -> HeldOutError | None:
         values, kernel = stage.values[point.form], self._kernels.inner(point)
         gram, cores = np.zeros_like(stage.trend), self._threads(stage)
 
@@ -437,7 +439,10 @@ class _Descent:
             gram[few, rest] += stage.trend[few, rest]
 
         parallel_map(make, _blocks(len(values)), cores)
-        return held_out_error(gram, reg, stage.targets, stage.weights, stage.folds, cores)
+        with suppress(LinAlgError):
+            found = held_out_error(gram, reg, stage.targets, stage.weights, stage.folds, cores)
+            return found if 0.0 < found.error < math.inf else None
+        return None
 
     def _threads(self, stage: _Stage) -> int:
         """Few rows take less time than threads take to begin."""
@@ -450,12 +455,8 @@ class _Descent:
         return recalled(self._memory, key, lambda: self._error(stage, point, reg))
 
     def _error(self, stage: _Stage, point: KernelPoint, reg: float) -> tuple[float, Array]:
-        failed = _FAILED, np.zeros(len(self.free) + 1)
-        try:
-            found = self.evaluated(stage, point, reg)
-        except LinAlgError:
-            return failed
-        if not 0.0 < found.error < math.inf:
+        failed, found = (_FAILED, np.zeros(len(self.free) + 1)), self._evaluated(stage, point, reg)
+        if found is None:
             return failed
         slopes, scales, values = np.zeros(len(point.scales)), point.scales, stage.values[point.form]
         slopes[self._kernels.parameters(point)] = found.in_length_scales(
@@ -494,13 +495,21 @@ class _Descent:
         ]
         return replace(point, scales=tuple(scales))
 
-    def simplified(self, stage: _Stage, point: KernelPoint, reg: float) -> _Learned:
-        """Without the columns of long scales, if nothing is lost by that; one column stays."""
-        learned = _Learned(self.error(stage, point, reg)[0], point, reg)
+    def simplified(
+        self, stage: _Stage, point: KernelPoint, reg: float
+    ) -> tuple[KernelPoint, HeldOutError] | None:
+        """Without the columns of long scales, if nothing is lost by that; one column stays.
+
+        None if no error can be computed.
+        """
+        full = self.reached(stage, point, reg)
+        if full is None:
+            return None
         long = [j for j in self.free if SCALES[1] <= point.scales[j] < IGNORED]
-        if not long or len(long) == len(point.free):
-            return learned
-        scales = [IGNORED if j in long else scale for j, scale in enumerate(point.scales)]
-        simple = replace(point, scales=tuple(scales))
-        error, _ = self.error(stage, simple, reg)
-        return _Learned(error, simple, reg) if error <= learned.error + _WORSE else learned
+        if long and len(long) < len(point.free):
+            scales = [IGNORED if j in long else scale for j, scale in enumerate(point.scales)]
+            simple = replace(point, scales=tuple(scales))
+            found = self.reached(stage, simple, reg)
+            if found is not None and found.error <= full.error * math.exp(_WORSE):
+                return simple, found
+        return point, full

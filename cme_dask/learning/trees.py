@@ -6,12 +6,12 @@ Scikit-learn's trees are imported where they are needed: answers of models do no
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from cme_dask.kernels.evaluator import beside, parallel_map
 from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsHere, recalled
@@ -779,5 +779,13 @@ def _clearness(gain: Array, weights: Array, units: Array) -> float:
 
 def _alone(work: Callable[[int], Any], k: int) -> Any:
     """Work of one thread: libraries would start as many as there are cores."""
-    with threadpool_limits(1, user_api="openmp"):
+    with _openmp().limit(limits=1):
         return work(k)
+
+
+@cache
+def _openmp() -> ThreadpoolController:
+    """The libraries that scikit-learn's trees run on; to look for them takes milliseconds."""
+    import sklearn.ensemble  # noqa: F401 - loads them
+
+    return ThreadpoolController().select(user_api="openmp")

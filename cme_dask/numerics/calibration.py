@@ -25,7 +25,7 @@ _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says
 _ROWS = 64  # laws at once: what is made of them stays in cache
 _AT_ONCE = 64  # of those that are calibrated alone
 _STEPS = 25
-_CONVERGED = 1e-6
+_LAST = 1e-3  # step after which the error is about its square
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,18 +305,18 @@ def _learned(
     n = sum(len(fold.cells) for fold in folds)
     total = float(sum(fold.weights.sum() for fold in folds))
     for _ in range(_STEPS):
-        gradients, curvatures = _derivatives(folds, levels, theta, total, n, cores)
+        before = theta
+        gradients, curvatures = _derivatives(folds, levels, before, total, n, cores)
         step = np.linalg.solve(curvatures.sum(axis=0), gradients.sum(axis=0))
         # A law has few cells at its ends: a step much longer than 1 leaves what is linear here.
-        theta = theta + step / max(1.0, float(np.abs(step).max()))
-        if np.abs(step).max() <= _CONVERGED:
+        theta = before + step / max(1.0, float(np.abs(step).max()))
+        if np.abs(step).max() <= _LAST:
             break
-    gradients, curvatures = _derivatives(folds, levels, theta, total, n, cores)
     values = []
     for i, fold in enumerate(folds):
         rest = np.delete(np.arange(len(folds)), i)
         apart = np.linalg.solve(curvatures[rest].sum(axis=0), gradients[rest].sum(axis=0))
-        values.append(_log_gain(fold, levels, theta + apart))
+        values.append(_log_gain(fold, levels, before + apart))
     weights, units = (
         np.concatenate([getattr(fold, name) for fold in folds]) for name in ("weights", "units")
     )
