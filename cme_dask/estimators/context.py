@@ -69,6 +69,7 @@ _ROUNDING = 1e-14  # half a range relative to the largest value: less is a const
 _LEAST_RANGES = {"x": 1e-290, "y": 1e-150, "z": 1e-290}  # half of them: those of y are squared
 _TOP_UP_SPAN = 0.5
 _FEW_ROWS, _FEW_TOL = 2048, 1e-9  # of bases for trials on the row sample
+_ONE_THREAD = 256  # rows, of more threads take less time together than one alone
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
 
 
@@ -446,6 +447,14 @@ class FitContext:
     imputed: bool = False
     held: int = 0
 
+    @property
+    def cores(self) -> int:
+        """Threads of what the client computes on the row sample: of few rows one.
+
+        Calls on small matrices are so short that threads would wait for the interpreter.
+        """
+        return 1 if len(self.rows) <= _ONE_THREAD else self.executor.cores
+
     def predict(
         self,
         ranks: tuple[int, ...],
@@ -559,7 +568,8 @@ class FitContext:
     ) -> tuple[list[list[NewtonBasis]], list[PassReport], set[int]]:
         """Bases of several pairs of kernels, see :meth:`bases`; none is topped up.
 
-        Kernels that several of them share have one basis.
+        Kernels that several of them share have one basis. Where the rank ends the choice of pivots,
+        those of the first kernel serve the others as well as their own would.
 
         Parameters
         ----------
@@ -572,14 +582,19 @@ class FitContext:
         for kernels in finalists:
             keys = list(enumerate(kernels))
             if any(key not in made for key in keys):
-                bases, reports, missing = self.bases(kernels, top_up=False)
+                of_first = [made.get(key) for key in enumerate(finalists[0])]
+                bases, reports, missing = self.bases(kernels, top_up=False, like=of_first)
                 rounds += reports
                 short |= missing
                 made |= dict(zip(keys, bases, strict=True))
         return [[made[key] for key in enumerate(kernels)] for kernels in finalists], rounds, short
 
     def bases(
-        self, kernels: Sequence[Kernel], *, top_up: bool = True
+        self,
+        kernels: Sequence[Kernel],
+        *,
+        top_up: bool = True,
+        like: Sequence[NewtonBasis | None] = (None, None),
     ) -> tuple[list[NewtonBasis], list[PassReport], set[int]]:
         """Bases of all variables, and the rounds over all rows that they took.
 
@@ -592,6 +607,8 @@ class FitContext:
             The kernel of each variable.
         top_up
             Whether rounds over all rows add to such pivots here, if they may.
+        like
+            Bases of other kernels, whose pivots may serve these.
 
         Raises
         ------
@@ -613,7 +630,10 @@ class FitContext:
                     bases[i] = self._given(i, kernel)
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
-                bases[i], reached = self._sampled(i, kernel, ranks)
+                same = self._on_pivots_of(like[i], i, kernel)
+                bases[i], reached = (
+                    self._sampled(i, kernel, ranks) if same is None else (same, False)
+                )
             if not reached and bases[i].rank != pivots.max_rank and self.adds_rounds:
                 if top_up:
                     remaining[i] = pivots.rule(kernel), PivotState.of(bases.pop(i))
@@ -741,6 +761,25 @@ class FitContext:
             self._warn_of_rank(i, len(chosen), result.residual_trace[-1])
         points, index = rows.parts[i][chosen], rows.index[chosen]
         return NewtonBasis(kernel, points, result.factor, index), result.reached
+
+    def _on_pivots_of(
+        self, other: NewtonBasis | None, i: int, kernel: Kernel
+    ) -> NewtonBasis | None:
+        """The basis on the pivots of another kernel, if this one needs as many as there may be."""
+        pivots = self.pivots[i]
+        if other is None or pivots.mode != "sampled" or other.rank != pivots.max_rank:
+            return None
+        basis = other.on_same_pivots(kernel)
+        if basis is None:
+            return None
+        few = self.rows.prefix(_FEW_ROWS)
+        share, diagonal = few.importance, np.asarray(kernel.diagonal(few.parts[i]))
+        left = diagonal - (basis(few.parts[i]) ** 2).sum(axis=1)
+        residual = float(share @ left.clip(min=0.0)) / float(share @ diagonal)
+        if residual <= pivots.tol:
+            return None
+        self._report(i, basis.rank, residual)
+        return basis
 
     def _in_rounds(
         self, bases: Mapping[int, NewtonBasis], remaining: Mapping[int, tuple[Rule, PivotState]]

@@ -227,7 +227,7 @@ class EmbeddingEstimator(MeanRegressor, MomentEstimator):
             tol=context.pivots[0].tol,
             callback=context.progress,
             memory=context.executor.trials((KernelPoint,)),
-            cores=context.executor.cores,
+            cores=context.cores,
         )
         return replace(context, kernels=[search.kernel, context.kernels[1]], search=search)
 

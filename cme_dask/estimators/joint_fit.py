@@ -311,7 +311,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             functions, n_folds = context.functions[i], context.n_folds
             return CellReduction.of(rows, i, n_rows, n_folds, support, functions, partition)
 
-        return tuple(parallel_map(of_variable, (0, 1), context.executor.cores))
+        return tuple(parallel_map(of_variable, (0, 1), context.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
         coupled = context.solver.constraint.partition
@@ -669,7 +669,7 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
         return None
     labels = context.sample.columns[1].categorical
     columns = [j for j, categorical in enumerate(labels) if not categorical]
-    return learn_calibration(folds, cells.means, columns, context.executor.cores)
+    return learn_calibration(folds, cells.means, columns, context.cores)
 
 
 def refitted_laws(context: FitContext, result: FitResult) -> list[HeldLaws]:

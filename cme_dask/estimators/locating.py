@@ -70,7 +70,7 @@ class LocationSearch:
         folding = context.sample.folding
         self._folds = folding.folds(self._rows.index, self._rows.units, FOLDS)
         self._memory: TrialMemory = context.executor.trials((KernelPoint,)) or TrialsHere()
-        self.trees, self._cores = tree_search(context, kinds), context.executor.cores
+        self.trees, self._cores = tree_search(context, kinds), context.cores
         self._begun: MeanKernel | None = None
         self._seconds, self._threads = 0.0, 0
 
@@ -209,7 +209,7 @@ def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
         context.n_folds,
         sample.folding.units(rows.index, rows.units),
         context.seed,
-        context.executor.cores,
+        context.cores,
         covariate=context.pivots[0].mode != "given",
     )
     return TreeSearch(training, kinds, context.executor.trials((CrossFit, TreeMean)))
@@ -244,7 +244,7 @@ def _better_trees(
     x, y = rows.parts
     needed = executor.check_alone(
         "the trial of trees",
-        trees_bytes(len(rows), (x.shape[1], y.shape[1]), executor.cores),
+        trees_bytes(len(rows), (x.shape[1], y.shape[1]), context.cores),
         extent_of(sample, executor).in_memory + context.choice_cost(1).held,
         "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
     )
@@ -308,7 +308,7 @@ def regression(
     # Codes of labels have no trend: an empty range.
     labels = np.array(columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    cores = context.executor.cores
+    cores = context.cores
     locations = [
         fit_mean_function(moments, sides[0].basis, here, scores, within=within, cores=cores)
         for sides, moments in candidates

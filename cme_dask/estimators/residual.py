@@ -399,7 +399,7 @@ def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | No
     memory
         Predicted peak of the pass and of the solution.
     """
-    if context.executor.cores == 1 or context.executor.worker_memory:
+    if context.cores == 1 or context.executor.worker_memory:
         return None
     if context.search is not None:
         memory = memory.or_tighter(context.search.memory)
@@ -537,7 +537,7 @@ def _decided(
     with one_blas_thread():
         # Both of them at once: each is made in one thread.
         fits = (context, result), (second, of_residuals)
-        plain, moved = parallel_map(lambda of: refitted_laws(*of), fits, context.executor.cores)
+        plain, moved = parallel_map(lambda of: refitted_laws(*of), fits, context.cores)
         values, described = choose_map(context, context.values, cells, residuals, moved)
         gain = _gain(context, values, residuals, plain, moved, HELD_ROWS)
     return LocatedFit(second, of_residuals, residuals, values), gain, described
@@ -571,5 +571,5 @@ def _gain(
         return held_out_crps(laws, z / deviation, atoms)
 
     both = [(plain, scaled), (moved, place)]
-    of_plain, of_moved = parallel_map(scores, both, context.executor.cores)
+    of_plain, of_moved = parallel_map(scores, both, context.cores)
     return paired_gain(of_plain, of_moved, share, folding.units(rows.index, rows.units))

@@ -225,7 +225,7 @@ def _way_to_search(
             "max_rank of the tuning, or give kernels",
         )
 
-    most = context.executor.cores
+    most = context.cores
     ways = [(most - 1, most - 1), (1, 1)] if location is not None and most > 1 else []
     for cores, ahead in (*ways, (most, 0)):
         with suppress(ResourceError):
@@ -332,7 +332,7 @@ class EnsembleFit:
         members: list[EnsembleMember] = []
         shares = np.cumsum([dense_cost(each.spec.ranks) for each in measured])
         # Folds at once, as many as the plan of memory has room for.
-        threads = min(self.context.executor.cores, 2 * len(measured))
+        threads = min(self.context.cores, 2 * len(measured))
         with one_blas_thread():
             self._solved(0.0)
             for each in measured:

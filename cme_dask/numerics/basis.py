@@ -28,7 +28,8 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.base import Kernel, check_integer
 from cme_dask.kernels.discrete import Features
 from cme_dask.kernels.evaluator import BlockEvaluator, Scratch, Step
-from cme_dask.numerics.cholesky import pivoted_cholesky
+from cme_dask.kernels.lapack import pivoted_factor
+from cme_dask.numerics.cholesky import noise, pivoted_cholesky
 
 # Kernel sections solved for, wholly or in part, with matrix products alone
 
@@ -286,6 +287,15 @@ class NewtonBasis:
         """
         result = pivoted_cholesky(kernel, points, 0.0, max_rank)
         return cls(kernel, np.asarray(points)[result.pivots], result.factor)
+
+    def on_same_pivots(self, kernel: Kernel) -> "NewtonBasis | None":
+        """The basis of another kernel on these pivots; None if they are dependent by that one."""
+        gram = np.asarray(kernel(self.points, self.points), dtype=np.float64)
+        factor, order = pivoted_factor(gram, noise(self.rank, float(gram.diagonal().max())))
+        if factor.shape[1] < self.rank:
+            return None
+        rows = None if self.rows is None else self.rows[order]
+        return NewtonBasis(kernel, self.points[order], factor, rows)
 
     def _validate(self) -> None:
         """DataError unless the kernel fits the columns and the factor can be solved for."""
