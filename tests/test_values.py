@@ -179,10 +179,9 @@ def test_held_out_rows_choose_as_slow_scores_say(kind, monkeypatch):
 
     monkeypatch.setattr(residual_module, "choose_map", recording)
     model = fitted(kind).model_
-    context, (known,), cells, residuals, moved, values, described = seen[0]
+    context, (known,), cells, residuals, laws, values, described = seen[0]
     x, y = context.rows.parts
     folds = context.rows.folds(context.sample.folding, 4)
-    laws = list(moved())
 
     def scores(change):
         result = np.empty(len(y))
