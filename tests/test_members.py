@@ -129,14 +129,20 @@ def rows(n):
 
 def test_laws_of_refits_are_made_once(monkeypatch):
     """For a calibration, the decision, values of y, and conformity scores: once for each fit."""
-    made, make = [], joint_fit._refitted_laws
-    monkeypatch.setattr(
-        joint_fit, "_refitted_laws", lambda *of: made.append(of[1].model) or make(*of)
-    )
+    made, make = [], joint_fit._projected_laws
+    monkeypatch.setattr(joint_fit, "_projected_laws", lambda *of: made.append(of) or make(*of))
     tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
-    fit = JointDistribution(tuning=tuning, conformal=True, random_state=0).fit(*rows(500))
-    assert fit.model_.residual is not None
-    assert len(made) == 2
+    models = []
+    for most in (joint_fit._RETAINED, 0):  # too many of them: as often as they are needed
+        monkeypatch.setattr(joint_fit, "_RETAINED", most)
+        fit = JointDistribution(tuning=tuning, conformal=True, random_state=0)
+        models.append(fit.fit(*rows(500)).model_)
+        assert models[-1].residual is not None
+        assert len(made) == 2 if most else len(made) > 2 + 4
+    one, two = models
+    assert one.about["calibration"] == two.about["calibration"]
+    assert one.about["conformal"] == two.about["conformal"]
+    assert one.about["residual"]["crps"] == two.about["residual"]["crps"]
 
 
 @pytest.mark.parametrize(("n", "threads"), [(256, 0), (257, 2)])

@@ -580,13 +580,10 @@ class FitContext:
         rounds: list[PassReport] = []
         short: set[int] = set()
         for kernels in finalists:
-            keys = list(enumerate(kernels))
-            if any(key not in made for key in keys):
-                of_first = [made.get(key) for key in enumerate(finalists[0])]
-                bases, reports, missing = self.bases(kernels, top_up=False, like=of_first)
-                rounds += reports
-                short |= missing
-                made |= dict(zip(keys, bases, strict=True))
+            bases, reports, missing = self.bases(kernels, top_up=False, made=made)
+            rounds += reports
+            short |= missing
+            made |= dict(zip(enumerate(kernels), bases, strict=True))
         return [[made[key] for key in enumerate(kernels)] for kernels in finalists], rounds, short
 
     def bases(
@@ -594,7 +591,7 @@ class FitContext:
         kernels: Sequence[Kernel],
         *,
         top_up: bool = True,
-        like: Sequence[NewtonBasis | None] = (None, None),
+        made: Mapping[tuple[int, Kernel], NewtonBasis] | None = None,
     ) -> tuple[list[NewtonBasis], list[PassReport], set[int]]:
         """Bases of all variables, and the rounds over all rows that they took.
 
@@ -607,8 +604,9 @@ class FitContext:
             The kernel of each variable.
         top_up
             Whether rounds over all rows add to such pivots here, if they may.
-        like
-            Bases of other kernels, whose pivots may serve these.
+        made
+            Bases that are there, by variable and kernel. Pivots of the first of each may serve
+            other kernels.
 
         Raises
         ------
@@ -620,7 +618,11 @@ class FitContext:
         short: set[int] = set()
         bases: dict[int, NewtonBasis] = {}
         remaining: dict[int, tuple[Rule, PivotState]] = {}
+        made = made or {}
         for i, (pivots, kernel) in enumerate(zip(self.pivots, kernels, strict=True)):
+            if (i, kernel) in made:
+                bases[i] = made[i, kernel]
+                continue
             if pivots.mode in IN_ROUNDS:
                 columns = self.sample.columns[i].names
                 remaining[i] = pivots.rule(kernel), PivotState.empty(len(columns))
@@ -630,7 +632,8 @@ class FitContext:
                     bases[i] = self._given(i, kernel)
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
-                same = self._on_pivots_of(like[i], i, kernel)
+                first = next((basis for (j, _), basis in made.items() if j == i), None)
+                same = self._on_pivots_of(first, i, kernel)
                 bases[i], reached = (
                     self._sampled(i, kernel, ranks) if same is None else (same, False)
                 )

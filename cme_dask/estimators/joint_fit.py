@@ -1,7 +1,7 @@
 """The steps of a fit of the joint distribution, from the row sample to the calibrated model."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -92,6 +92,7 @@ _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
 _ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # of learned bases: more of few rows tell no better
 _ROWS_PER_CELL = 8  # of which they are made at least
+_RETAINED, _WORD = 1 << 26, 8  # bytes of the laws of a fit, at most, and of a number
 
 
 class FitResult(NamedTuple):
@@ -672,32 +673,55 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     return learn_calibration(folds, cells.means, columns, context.cores)
 
 
-def refitted_laws(context: FitContext, result: FitResult) -> list[HeldLaws]:
-    """Laws of refits without each fold, at the rows of the fold in the row sample; made once.
+class _Repeated:
+    """Laws that are made whenever they are iterated over."""
 
-    They are calibrated as those of the model are.
+    def __init__(self, make: Callable[[], Iterator[HeldLaws]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[HeldLaws]:
+        return self._make()
+
+
+def laws_bytes(rows: int, support_size: int) -> int:
+    """Bytes that :func:`refitted_laws` retains, where the row sample has so many rows."""
+    size = min(rows, HELD_ROWS) * support_size * _WORD
+    return size if size <= _RETAINED else 0
+
+
+def refitted_laws(context: FitContext, result: FitResult) -> Iterable[HeldLaws]:
+    """Laws of refits without each fold, at the rows of the fold in the row sample.
+
+    They are calibrated as those of the model are. They are made once, or, of many cells, fold by
+    fold whenever they are needed.
     """
-    calibration = result.model.calibration
-    calibrated = calibration is not None
-    made = result.laws.get(calibrated)
-    if made is None:
-        made = result.laws.pop(False, None) or list(_refitted_laws(context, result))
-        if calibration is not None:
-            cells = result.model.y.cells
-            assert cells is not None
-            levels = Levels(cells.means, calibration.columns)
-            near = result.model.x.basis.newton.nearness(calibration.pivots)
-            x = context.rows.prefix(HELD_ROWS).parts[0]
-            made = [
-                replace(one, weights=calibration.weights(one.weights, levels, near(x[one.held])))
-                for one in made
-            ]
-        result.laws[calibrated] = made
-    return made
+    calibrated, made = result.model.calibration is not None, result.laws
+    make = partial(_refitted_laws, context, result)
+    if not laws_bytes(len(context.rows), result.measured.cells[1].masses.shape[1]):
+        return _Repeated(make)
+    if calibrated not in made:
+        made[calibrated] = list(make())
+        if calibrated:
+            made.pop(False, None)
+    return made[calibrated]
 
 
 def _refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
-    """The same without a calibration."""
+    plain = result.laws.get(False) or _projected_laws(context, result)
+    calibration, cells = result.model.calibration, result.model.y.cells
+    if calibration is None:
+        yield from plain
+        return
+    assert cells is not None
+    levels = Levels(cells.means, calibration.columns)
+    near = result.model.x.basis.newton.nearness(calibration.pivots)
+    x = context.rows.prefix(HELD_ROWS).parts[0]
+    for one in plain:
+        yield replace(one, weights=calibration.weights(one.weights, levels, near(x[one.held])))
+
+
+def _projected_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
+    """Those laws without a calibration."""
     rows, cells = context.rows.prefix(HELD_ROWS), result.model.y.cells
     folds = rows.folds(context.sample.folding, context.n_folds)
     assert cells is not None

@@ -22,7 +22,13 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import CmeDaskError, ResourceError
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
-from cme_dask.estimators.joint_fit import FitResult, JointFit, averaged, refitted_laws
+from cme_dask.estimators.joint_fit import (
+    FitResult,
+    JointFit,
+    averaged,
+    laws_bytes,
+    refitted_laws,
+)
 from cme_dask.estimators.locating import regression, sampled_moments
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
@@ -80,7 +86,6 @@ Array = Any
 _SKILL = 0.01  # share of its variance that a location must explain in some column of y
 _SCREENED_ROWS = 2048
 _SCREENED_RANK = 100
-_WORD = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +165,7 @@ def located_plan(
         return plan
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
-    laws = min(len(context.rows), HELD_ROWS) * fit.support_size * _WORD
+    laws = laws_bytes(len(context.rows), fit.support_size)
     second = planned(replace(screening.second, held=plan.sums_bytes + laws))
     return replace(
         plan,

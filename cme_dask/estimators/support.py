@@ -4,7 +4,7 @@ Laws on cells of y have their mass on rows of y. Residuals that are moved to a l
 are brought to values that y can take by a :class:`ValueMap`, which held-out rows choose.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -219,7 +219,7 @@ def choose_map(
     known: Sequence[ColumnValues],
     cells: CellStatistics,
     residuals: Residuals,
-    moved: Sequence[HeldLaws],
+    moved: Iterable[HeldLaws],
 ) -> tuple[ValueMap, dict[str, Any]]:
     """The map of moved laws to values of y, and what the model says of it.
 
@@ -243,7 +243,7 @@ def choose_map(
     residuals
         The locations.
     moved
-        Laws of the residuals of refits without each fold.
+        Laws of the residuals of refits without each fold, iterated over as often as needed.
     """
     mapped, names = residuals.transform is not None, context.sample.columns[1].names
     result = first_map(known, cells.values, mapped=mapped)
@@ -326,7 +326,7 @@ def _described(known: ColumnValues, cells: CellStatistics, j: int) -> dict[str, 
 def _mean_laws(
     context: FitContext,
     residuals: Residuals,
-    moved: Sequence[HeldLaws],
+    moved: Iterable[HeldLaws],
     values: ValueMap,
     columns: Sequence[int],
 ) -> list[MovedAtoms]:
@@ -350,7 +350,7 @@ def _mean_laws(
 def _gains(
     context: FitContext,
     residuals: Residuals,
-    moved: Sequence[HeldLaws],
+    moved: Iterable[HeldLaws],
     maps: tuple[ValueMap, ValueMap],
     listed: Sequence[int],
     open_: Sequence[int],
