@@ -278,7 +278,7 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     assert ("pass over the residuals" in names[first:]) == pays
 
 
-def smooth_rows(n=150):
+def smooth_rows(n=300):
     rng = np.random.default_rng(2)
     x = rng.uniform(-2.0, 2.0, size=(n, 1))
     return x, np.sin(2.0 * x) + 0.2 * rng.normal(size=(n, 1))

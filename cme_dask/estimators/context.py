@@ -633,7 +633,7 @@ class FitContext:
                     continue
                 ranks = tuple(basis.rank for basis in bases.values())
                 first = next((basis for (j, _), basis in made.items() if j == i), None)
-                same = self._on_pivots_of(first, i, kernel)
+                same = None if first is None else self._on_pivots_of(first, i, kernel)
                 bases[i], reached = (
                     self._sampled(i, kernel, ranks) if same is None else (same, False)
                 )
@@ -765,12 +765,10 @@ class FitContext:
         points, index = rows.parts[i][chosen], rows.index[chosen]
         return NewtonBasis(kernel, points, result.factor, index), result.reached
 
-    def _on_pivots_of(
-        self, other: NewtonBasis | None, i: int, kernel: Kernel
-    ) -> NewtonBasis | None:
+    def _on_pivots_of(self, other: NewtonBasis, i: int, kernel: Kernel) -> NewtonBasis | None:
         """The basis on the pivots of another kernel, if this one needs as many as there may be."""
         pivots = self.pivots[i]
-        if other is None or pivots.mode != "sampled" or other.rank != pivots.max_rank:
+        if pivots.mode != "sampled" or other.rank != pivots.max_rank:
             return None
         basis = other.on_same_pivots(kernel)
         if basis is None:

@@ -312,7 +312,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
             functions, n_folds = context.functions[i], context.n_folds
             return CellReduction.of(rows, i, n_rows, n_folds, support, functions, partition)
 
-        return tuple(parallel_map(of_variable, (0, 1), context.cores))
+        return tuple(parallel_map(of_variable, (0, 1), context.executor.cores))
 
     def _landmarks(self, context: FitContext) -> Sequence[Basis] | None:
         coupled = context.solver.constraint.partition
