@@ -69,7 +69,7 @@ _ROUNDING = 1e-14  # half a range relative to the largest value: less is a const
 _LEAST_RANGES = {"x": 1e-290, "y": 1e-150, "z": 1e-290}  # half of them: those of y are squared
 _TOP_UP_SPAN = 0.5
 _FEW_ROWS, _FEW_TOL = 2048, 1e-9  # of bases for trials on the row sample
-_ONE_THREAD = 256  # rows, of more threads take less time together than one alone
+_ONE_THREAD = 256  # rows that several threads take no less time for
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
 
 
