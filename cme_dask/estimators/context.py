@@ -449,7 +449,7 @@ class FitContext:
 
     @property
     def cores(self) -> int:
-        """Threads of what the client computes on the row sample: of few rows one.
+        """Threads of what the client computes on the row sample: one where its rows are few.
 
         Calls on small matrices are so short that threads would wait for the interpreter.
         """

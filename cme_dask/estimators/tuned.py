@@ -453,11 +453,10 @@ def _learned_ridge(
         new = [at for at in _around(best, reach, start.form) if at not in scores]
         if not new:
             return _moved(start, best), reached[best]
-        (joint, of_joint), (crps, of_crps) = losses([_moved(start, at) for at in new])
-        scores |= zip(new, score(joint, crps).tolist(), strict=True)
-        columns = (each.tolist() for each in (joint, of_joint, crps, of_crps))
-        for at, (j, e, c, f) in zip(new, zip(*columns, strict=True), strict=True):
-            reached[at] = [(j, e), (c, f)]
+        each = losses([_moved(start, at) for at in new])
+        scores |= zip(new, score(each[0][0], each[1][0]).tolist(), strict=True)
+        for k, at in enumerate(new):
+            reached[at] = [(float(mean[k]), float(error[k])) for mean, error in each]
         best = min(scores, key=scores.__getitem__)
 
 
