@@ -45,7 +45,12 @@ from cme_dask.estimators.tuned import (
     search_kernels,
 )
 from cme_dask.kernels import Transform
-from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, release_memory
+from cme_dask.kernels.evaluator import (
+    one_blas_thread,
+    parallel_each,
+    parallel_map,
+    release_memory,
+)
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.landmarks import CANDIDATES, check_given, choose_landmarks, landmark_number
 from cme_dask.learning.losses import HeldLaws
@@ -696,18 +701,17 @@ def refitted_laws(context: FitContext, result: FitResult) -> Iterable[HeldLaws]:
     fold whenever they are needed.
     """
     calibrated, made = result.model.calibration is not None, result.laws
-    make = partial(_refitted_laws, context, result)
     if not laws_bytes(len(context.rows), result.measured.cells[1].masses.shape[1]):
-        return _Repeated(make)
+        return _Repeated(partial(_refitted_laws, context, result, 1))
     if calibrated not in made:
-        made[calibrated] = list(make())
+        made[calibrated] = list(_refitted_laws(context, result, context.cores))
         if calibrated:
             made.pop(False, None)
     return made[calibrated]
 
 
-def _refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
-    plain = result.laws.get(False) or _projected_laws(context, result)
+def _refitted_laws(context: FitContext, result: FitResult, cores: int) -> Iterator[HeldLaws]:
+    plain = result.laws.get(False) or _projected_laws(context, result, cores)
     calibration, cells = result.model.calibration, result.model.y.cells
     if calibration is None:
         yield from plain
@@ -715,36 +719,46 @@ def _refitted_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]
     assert cells is not None
     levels = Levels(cells.means, calibration.columns)
     near = result.model.x.basis.newton.nearness(calibration.pivots)
-    x = context.rows.prefix(HELD_ROWS).parts[0]
-    for one in plain:
-        yield replace(one, weights=calibration.weights(one.weights, levels, near(x[one.held])))
+    support = near(context.rows.prefix(HELD_ROWS).parts[0])
+
+    def calibrated(one: HeldLaws) -> HeldLaws:
+        return replace(one, weights=calibration.weights(one.weights, levels, support[one.held]))
+
+    yield from map(calibrated, plain) if cores == 1 else parallel_each(calibrated, [*plain], cores)
 
 
-def _projected_laws(context: FitContext, result: FitResult) -> Iterator[HeldLaws]:
-    """Those laws without a calibration."""
+def _projected_laws(context: FitContext, result: FitResult, cores: int) -> Iterator[HeldLaws]:
+    """Those laws without a calibration, of a fold in each of so many threads."""
     rows, cells = context.rows.prefix(HELD_ROWS), result.model.y.cells
     folds = rows.folds(context.sample.folding, context.n_folds)
     assert cells is not None
-    masses, points = result.measured.cells[1].masses, cells.support.points
+    means, points, masses = cells.means, cells.support.points, result.measured.cells[1].masses
     each = averaged(context, result)
-    values = [(x.basis(rows.parts[0]), y.basis(points)) for (x, y), *_ in each]
-    for fold in each[0][1].held_out_folds:
+
+    def at_rows_and_points(of: Averaged) -> tuple[Array, Array]:
+        (x, y), *_ = of
+        return x.basis(rows.parts[0]), y.basis(points)
+
+    values = parallel_map(at_rows_and_points, each, cores)
+
+    def of_fold(fold: int) -> HeldLaws:
         held = np.flatnonzero(folds == fold)
         ratio = np.ones((len(held), len(points)))
         for (*_, refitted), (at_x, at_y) in zip(each, values, strict=True):
             ratio += (at_x[held] @ refitted(fold).T) @ at_y.T / len(each)
         rest = masses.sum(axis=0) - masses[fold]
         laws, _ = project(ratio, rest / rest.sum())
-        yield HeldLaws(held, laws, cells.means)
+        return HeldLaws(held, laws, means)
+
+    return parallel_each(of_fold, each[0][1].held_out_folds, cores)
 
 
-def averaged(
-    context: FitContext, result: FitResult
-) -> list[tuple[tuple[FeatureBlock, ...], MomentSums, Regularization, Callable[[int], Array]]]:
-    """Sides, moments and ridge of the models whose ratios are averaged, and their refits.
+Averaged = tuple[tuple[FeatureBlock, ...], MomentSums, Regularization, Callable[[int], Array]]
+"""Sides, moments, ridge, and h = g - 1 of the refit without a fold, in the bases N of y and x."""
 
-    The last is h = g - 1 of the refit without a fold, in the bases N of y and of x.
-    """
+
+def averaged(context: FitContext, result: FitResult) -> list[Averaged]:
+    """The models whose ratios are averaged, and their refits."""
     if result.members:
         return [
             (m.component.sides, m.moments, m.candidate.reg, m.refits.__getitem__)
