@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cme_dask import JointDistribution, Tuning, kernels
-from cme_dask.errors import RankWarning
+from cme_dask.errors import RankWarning, ResourceError
 from cme_dask.estimators import joint_fit, tuned
+from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit
 from cme_dask.learning.candidates import Score
 from cme_dask.numerics.basis import NewtonBasis
@@ -135,7 +136,7 @@ def test_laws_of_refits_are_made_once(monkeypatch):
     models = []
     for most in (joint_fit._RETAINED, 0):  # too many of them: as often as they are needed
         monkeypatch.setattr(joint_fit, "_RETAINED", most)
-        fit = JointDistribution(tuning=tuning, conformal=True, random_state=0)
+        fit = JointDistribution(tuning=tuning, residual=True, conformal=True, random_state=0)
         models.append(fit.fit(*rows(500)).model_)
         assert models[-1].residual is not None
         assert len(made) == 2 if most else len(made) > 2 + 4
@@ -155,3 +156,47 @@ def test_few_rows_are_searched_in_one_thread(monkeypatch, n, threads):
     JointDistribution(tuning=tuning, random_state=0).fit(*rows(n), scheduler="threads", workers=2)
     assert len(begun) == (threads > 0)
     assert set(mapped) == {max(threads, 1)}
+
+
+def test_bases_are_made_beside_the_search_for_a_location(monkeypatch):
+    """In threads, before that search is waited for; and they are the same without."""
+    steps, pivots, location = [], FitContext._sampled, joint_fit.search_location
+
+    def sampled(context, i, *of):
+        of_member = context.averages and context.sample.residuals is None and len(of) < 3
+        steps.append("basis of a member" if of_member else "another basis")
+        return pivots(context, i, *of)
+
+    monkeypatch.setattr(FitContext, "_sampled", sampled)
+    monkeypatch.setattr(
+        joint_fit, "search_location", lambda *of: steps.append("location") or location(*of)
+    )
+    tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
+    models = []
+    for workers in (1, 2):
+        steps.clear()
+        fit = JointDistribution(tuning=tuning, random_state=0)
+        fit.fit(*rows(400), scheduler="threads", workers=workers)
+        models.append(fit)
+        first, at = steps.index("basis of a member"), steps.index("location")
+        assert (first < at) == (workers == 2)
+        after = steps[at:].count("basis of a member")
+        assert (after == 0) == (workers == 2)
+    np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
+
+
+def test_bases_that_do_not_fit_beside_that_search_are_made_after_it(monkeypatch):
+    tried, of_each = [], FitContext.bases_of_each
+
+    def refused(context, kernels):
+        if context.held and context.sample.residuals is None:
+            tried.append(context.held)
+            raise ResourceError("too little memory")
+        return of_each(context, kernels)
+
+    tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
+    monkeypatch.setattr(FitContext, "bases_of_each", refused)
+    fit = JointDistribution(tuning=tuning, random_state=0)
+    fit.fit(*rows(400), scheduler="threads", workers=2)
+    assert len(tried) == 1
+    assert len(fit.members_) > 0

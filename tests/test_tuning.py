@@ -1,6 +1,7 @@
 """Kernels and ridge learned from the rows."""
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import dask.array as da
@@ -16,6 +17,8 @@ from cme_dask.errors import DataError, ResourceError
 from cme_dask.kernels import Gaussian, TransformedKernel
 from cme_dask.kernels.length_scales import IGNORED
 from cme_dask.learning import problems
+from cme_dask.learning import search as search_module
+from cme_dask.learning.candidates import TrialsHere
 from cme_dask.learning.losses import ScreenedRows
 from cme_dask.learning.problems import search_joint
 from cme_dask.learning.search import (
@@ -125,6 +128,25 @@ def test_ridges_around_the_best_one_give_the_best_score():
         np.testing.assert_allclose(few, some, rtol=1e-5, atol=1e-7)
         best = search_of.score_of(*everything).min()
         assert search_of.score(pair) == pytest.approx(best, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "first"), [(450, None), (453, (453, 100)), (600, (500, 100))])
+def test_a_smaller_problem_is_searched_first(n, first):
+    """Fewer rows, or a lower rank; trials of both are apart."""
+    memory = TrialsHere()
+    searched(*sample_of(n), options=replace(QUICK, rows=2048, max_rank=200), memory=memory)
+    seen = {(rows, rank) for rows, rank, *_ in memory}
+    assert seen == {(n, n // 3), *([first] if first else ())}
+
+
+def test_shortest_scales_are_tried_again_where_rows_are_many_more(monkeypatch):
+    tried, shortest = [], search_module._shortest
+    monkeypatch.setattr(
+        search_module, "_shortest", lambda search: tried.append(search) or shortest(search)
+    )
+    for n, more in ((1999, 0), (2000, 1)):
+        searched(*sample_of(n), options=replace(QUICK, rows=2048, evaluations=0))
+        assert len(tried) == more
 
 
 def test_slopes_of_the_search_are_those_of_its_scores():

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -418,6 +418,8 @@ class FitContext:
         Whether missing values of x are filled in.
     held
         Bytes that the client holds of an earlier part of the fit: its sums over the rows.
+    made
+        Bases of its kernels that are there, by variable and kernel.
     """
 
     sample: Sample
@@ -446,6 +448,7 @@ class FitContext:
     run_pass: RunPass = run_pass
     imputed: bool = False
     held: int = 0
+    made: Mapping[tuple[int, Kernel], NewtonBasis] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
@@ -576,8 +579,7 @@ class FitContext:
         finalists
             The kernel of each variable, for each pair.
         """
-        made: dict[tuple[int, Kernel], NewtonBasis] = {}
-        rounds: list[PassReport] = []
+        made, rounds = dict(self.made), list[PassReport]()
         short: set[int] = set()
         for kernels in finalists:
             bases, reports, missing = self.bases(kernels, top_up=False, made=made)

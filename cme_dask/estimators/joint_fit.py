@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -11,7 +12,7 @@ import numpy as np
 from cme_dask.config import HELD_ROWS, MAX_RANK
 from cme_dask.constraints import Normalized, parse
 from cme_dask.data.sample import Sample
-from cme_dask.errors import DataError, option, remedy
+from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
 from cme_dask.estimators.given_location import given_location
@@ -222,11 +223,14 @@ class JointFit(MeanRegressor, GrowingEstimator):
                     f"kernels are learned with positive ridges, got {option('reg')} {self.reg!r}: "
                     "give both kernels or a positive ridge, or leave it out"
                 )
-            context = search_kernels(context, (x, y), self._tuning, self.reg is None, location)
-            if context.rows.complete:
-                most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
-                pivots = tuple(each.at_most(most) for each in context.pivots)
-                context = replace(context, pivots=pivots)
+            context = search_kernels(
+                _few_pivots(context),
+                (x, y),
+                self._tuning,
+                self.reg is None,
+                location,
+                meanwhile=None if location is None else partial(_bases_ahead, location.needs(1)),
+            )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
@@ -566,6 +570,38 @@ def _normal_scores(context: FitContext) -> Transform | None:
         scores: Transform | None = search.kernels[1].maps.get("scores")
         return scores
     return None
+
+
+def _few_pivots(context: FitContext) -> FitContext:
+    """The context with no more pivots than so few rows tell of, where there are few."""
+    if not context.rows.complete:
+        return context
+    most = max(len(context.rows) // _ROWS_PER_PIVOT, _LEAST_RANK)
+    return replace(context, pivots=tuple(each.at_most(most) for each in context.pivots))
+
+
+def _bases_ahead(beside: int, context: FitContext) -> FitContext:
+    """The context with the bases of its finalists, if its row sample alone gives them.
+
+    Parameters
+    ----------
+    beside
+        Bytes that are needed at the same time.
+    context
+        With the search for kernels.
+    """
+    if not context.averages or any(pivots.mode != "sampled" for pivots in context.pivots):
+        return context
+    kernels = [(one.kernel_x, one.kernel_y) for one in context.search.finalists]
+    with suppress(ResourceError):
+        alone = replace(context, progress=None, held=context.held + beside)
+        made = {
+            (i, kernel): basis
+            for pair, bases in zip(kernels, alone.bases_of_each(kernels)[0], strict=True)
+            for i, (kernel, basis) in enumerate(zip(pair, bases, strict=True))
+        }
+        return replace(context, made=made)
+    return context
 
 
 # Landmarks of couplings

@@ -466,6 +466,7 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
         mean=None,
         given=None,
         values=None,
+        made={},
     )
 
 

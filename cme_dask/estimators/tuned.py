@@ -128,6 +128,7 @@ def search_kernels(
     learn_reg: bool,
     location: AheadSearch | None = None,
     over: Callable[[], bool] | None = None,
+    meanwhile: Callable[[FitContext], FitContext] | None = None,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -146,6 +147,8 @@ def search_kernels(
         it.
     over
         Whether the search is not needed any more: its next trial raises :class:`Over` then.
+    meanwhile
+        Adds to the context, as long as the search for a location goes on in a thread of its own.
 
     Raises
     ------
@@ -162,7 +165,8 @@ def search_kernels(
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    with nullcontext() if location is None or not ahead else beside(partial(location.begin, ahead)):
+    together = None if location is None or not ahead else partial(location.begin, ahead)
+    with nullcontext() if together is None else beside(together):
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -179,17 +183,18 @@ def search_kernels(
             memory=trials,
             cores=cores,
         )
-    best = search.finalists[0]
-    if learn_reg and not solver.constraint.partition:
-        solver = solver._replace(reg=best.reg)
-    return replace(
-        context,
-        kernels=[best.kernel_x, best.kernel_y],
-        search=replace(search, memory=memory),
-        solver=solver,
-        averages=solver.constraint.averages,
-        events=search.functions if solver.constraint.averages else None,
-    )
+        best = search.finalists[0]
+        if learn_reg and not solver.constraint.partition:
+            solver = solver._replace(reg=best.reg)
+        context = replace(
+            context,
+            kernels=[best.kernel_x, best.kernel_y],
+            search=replace(search, memory=memory),
+            solver=solver,
+            averages=solver.constraint.averages,
+            events=search.functions if solver.constraint.averages else None,
+        )
+        return context if together is None or meanwhile is None else meanwhile(context)
 
 
 def held_by_client(context: FitContext) -> int:

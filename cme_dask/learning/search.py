@@ -49,6 +49,7 @@ _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
 _SHORTLIST = 8
+_MORE = 4  # times as many rows resolve length scales that fewer ones do not
 _FACTORS = (0.7, 1.4)
 
 REFINED = 24
@@ -213,7 +214,8 @@ class KernelSearch:
             self._sides.pop(next(iter(self._sides)))
 
     def _key(self, pair: Pair) -> tuple[Any, ...]:
-        return len(self.problem.rows.order), *pair
+        problem = self.problem
+        return len(problem.rows.order), problem.max_rank, *pair
 
     def scores(self, pair: Pair, stage: str) -> Array:
         """The score for each ridge that was tried, from ``ridges[pair]`` on."""
@@ -353,8 +355,9 @@ def search(
     scales are ignored altogether where nothing is lost by that, except for the last one of a
     variable.
 
-    A problem with many rows is searched on fewer of them. On all of them the best candidates are
-    compared, and those with the shortest scales of the grid; then the best is refined once more.
+    A problem with many rows is searched on fewer of them, or with bases of lower rank. In all of it
+    the best candidates are compared, and of four times as many rows also those with the shortest
+    scales of the grid; then the best is refined once more.
 
     Parameters
     ----------
@@ -396,7 +399,9 @@ def search(
         if problem.rougher:
             _roughen(tried)
         if first is not problem:
-            shortlist = _simplified(tried, _finalists(tried, _SHORTLIST)) + _shortest(tried)
+            shortlist = _simplified(tried, _finalists(tried, _SHORTLIST))
+            if len(problem.rows.order) >= _MORE * len(first.rows.order):
+                shortlist += _shortest(tried)
             tried = KernelSearch(problem, callback, evaluations, memory, cores, tried)
             for done, _ in enumerate(tried.each(shortlist, "shortlist")):
                 tried.report("shortlist", done, len(shortlist))
@@ -553,12 +558,12 @@ def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
 def _rescale(tried: KernelSearch, evaluations: int) -> None:
     """The best length scales once more, since more rows resolve more.
 
-    A few steps along the gradient, where it is known; then all of x by one factor, and all of y by
+    A few steps along the gradient, where it is known; else all of x by one factor, and all of y by
     another one.
     """
     if tried.problem.ridge_by_ridge and evaluations >= _LEAST:
         _refine(tried, tried.best, evaluations // _LAST, "rescale", _bounds(tried.best))
-        tried.settle()
+        return
     for i in (0, 1, 1, 0):
         for factor in _FACTORS:
             better = True
