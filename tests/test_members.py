@@ -1,5 +1,6 @@
 """Members of an averaged fit: bases on shared pivots, ridges near a first one, laws made once."""
 
+import time
 import warnings
 from itertools import product
 
@@ -183,6 +184,15 @@ def test_bases_are_made_beside_the_search_for_a_location(monkeypatch):
         after = steps[at:].count("basis of a member")
         assert (after == 0) == (workers == 2)
     np.testing.assert_array_equal(models[0].coef_, models[1].coef_)
+
+
+def test_a_plan_counts_the_seconds_of_these_bases(monkeypatch):
+    pivots = FitContext._sampled
+    monkeypatch.setattr(FitContext, "_sampled", lambda *of: time.sleep(0.05) or pivots(*of))
+    tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
+    fit = JointDistribution(tuning=tuning, random_state=0)
+    plan = fit.plan(*rows(400), scheduler="threads", workers=2)
+    assert plan.pivot_seconds >= 0.1  # of x and of y
 
 
 def test_bases_that_do_not_fit_beside_that_search_are_made_after_it(monkeypatch):

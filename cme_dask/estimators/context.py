@@ -418,8 +418,8 @@ class FitContext:
         Whether missing values of x are filled in.
     held
         Bytes that the client holds of an earlier part of the fit: its sums over the rows.
-    made
-        Bases of its kernels that are there, by variable and kernel.
+    made, made_seconds
+        Bases of its kernels that are there, by variable and kernel, and what they took.
     """
 
     sample: Sample
@@ -449,6 +449,7 @@ class FitContext:
     imputed: bool = False
     held: int = 0
     made: Mapping[tuple[int, Kernel], NewtonBasis] = field(default_factory=dict)
+    made_seconds: float = 0.0
 
     @property
     def cores(self) -> int:

@@ -593,6 +593,7 @@ def _bases_ahead(beside: int, context: FitContext) -> FitContext:
     if not context.averages or any(pivots.mode != "sampled" for pivots in context.pivots):
         return context
     kernels = [(one.kernel_x, one.kernel_y) for one in context.search.finalists]
+    begin = time.perf_counter()
     with suppress(ResourceError):
         alone = replace(context, progress=None, held=context.held + beside)
         made = {
@@ -600,7 +601,7 @@ def _bases_ahead(beside: int, context: FitContext) -> FitContext:
             for pair, bases in zip(kernels, alone.bases_of_each(kernels)[0], strict=True)
             for i, (kernel, basis) in enumerate(zip(pair, bases, strict=True))
         }
-        return replace(context, made=made)
+        return replace(context, made=made, made_seconds=time.perf_counter() - begin)
     return context
 
 

@@ -402,7 +402,7 @@ def choose(
         context.moments_of_mean(),
         summed,
         arithmetic.name,
-        marks[1] - marks[0],
+        marks[1] - marks[0] + context.made_seconds,
         marks[2] - marks[1],
         short,
     )

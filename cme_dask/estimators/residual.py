@@ -467,6 +467,7 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
         given=None,
         values=None,
         made={},
+        made_seconds=0.0,
     )
 
 
