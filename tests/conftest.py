@@ -185,7 +185,7 @@ def few_held_rows(request):
         if not getattr(request.module, "ALL_HELD_ROWS", False):
             if not getattr(request.module, "ALL_PIVOTS", False):
                 patch.setattr("cme_dask.estimators.joint_fit.MAX_RANK", 150)
-            for module in ("joint_fit", "residual", "support"):
+            for module in ("refits", "residual", "support"):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))

@@ -9,7 +9,7 @@ import pytest
 
 from cme_dask import JointDistribution, Tuning, kernels
 from cme_dask.errors import RankWarning, ResourceError
-from cme_dask.estimators import joint_fit, tuned
+from cme_dask.estimators import joint_fit, refits, tuned
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit
 from cme_dask.learning.candidates import Score
@@ -131,12 +131,12 @@ def rows(n):
 
 def test_laws_of_refits_are_made_once(monkeypatch):
     """For a calibration, the decision, values of y, and conformity scores: once for each fit."""
-    made, make = [], joint_fit._projected_laws
-    monkeypatch.setattr(joint_fit, "_projected_laws", lambda *of: made.append(of) or make(*of))
+    made, make = [], refits._projected_laws
+    monkeypatch.setattr(refits, "_projected_laws", lambda *of: made.append(of) or make(*of))
     tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
     models = []
-    for most in (joint_fit._RETAINED, 0):  # too many of them: as often as they are needed
-        monkeypatch.setattr(joint_fit, "_RETAINED", most)
+    for most in (refits._RETAINED, 0):  # too many of them: as often as they are needed
+        monkeypatch.setattr(refits, "_RETAINED", most)
         fit = JointDistribution(tuning=tuning, residual=True, conformal=True, random_state=0)
         models.append(fit.fit(*rows(500)).model_)
         assert models[-1].residual is not None

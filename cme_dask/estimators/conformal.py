@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.config import HELD_ROWS
 from cme_dask.estimators.context import FitContext
-from cme_dask.estimators.joint_fit import FitResult, refitted_laws
+from cme_dask.estimators.refits import FitResult, refitted_laws
 from cme_dask.kernels.evaluator import one_blas_thread
 from cme_dask.learning.losses import HeldLaws
 from cme_dask.models.conformal import FOLDS, column_scales, conformal_scores

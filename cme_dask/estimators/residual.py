@@ -22,13 +22,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import CmeDaskError, ResourceError
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
-from cme_dask.estimators.joint_fit import (
-    FitResult,
-    JointFit,
-    averaged,
-    laws_bytes,
-    refitted_laws,
-)
+from cme_dask.estimators.joint_fit import JointFit
 from cme_dask.estimators.locating import regression, sampled_moments
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
@@ -37,6 +31,7 @@ from cme_dask.estimators.planning import (
     FitPlan,
     with_residuals,
 )
+from cme_dask.estimators.refits import FitResult, averaged, laws_bytes, refitted_laws
 from cme_dask.estimators.steps import (
     DECISION,
     LOCATION,
