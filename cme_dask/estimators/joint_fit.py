@@ -168,7 +168,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 self._tuning,
                 self.reg is None,
                 location,
-                meanwhile=None if location is None else partial(_bases_ahead, location.needs(1)),
+                meanwhile=_bases_ahead,
             )
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
@@ -527,15 +527,15 @@ def _few_pivots(context: FitContext) -> FitContext:
     return replace(context, pivots=tuple(each.at_most(most) for each in context.pivots))
 
 
-def _bases_ahead(beside: int, context: FitContext) -> FitContext:
+def _bases_ahead(context: FitContext, beside: int) -> FitContext:
     """The context with the bases of its finalists, if its row sample alone gives them.
 
     Parameters
     ----------
-    beside
-        Bytes that are needed at the same time.
     context
         With the search for kernels.
+    beside
+        Bytes that are needed at the same time.
     """
     if not context.averages or any(pivots.mode != "sampled" for pivots in context.pivots):
         return context

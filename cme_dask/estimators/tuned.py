@@ -128,7 +128,7 @@ def search_kernels(
     learn_reg: bool,
     location: AheadSearch | None = None,
     over: Callable[[], bool] | None = None,
-    meanwhile: Callable[[FitContext], FitContext] | None = None,
+    meanwhile: Callable[[FitContext, int], FitContext] | None = None,
 ) -> FitContext:
     """The context with the kernels that a search on the row sample found, and the search.
 
@@ -148,7 +148,8 @@ def search_kernels(
     over
         Whether the search is not needed any more: its next trial raises :class:`Over` then.
     meanwhile
-        Adds to the context, as long as the search for a location goes on in a thread of its own.
+        Adds to the context while the search for a location goes on in threads of its own. It is
+        called with the context and the bytes that these need.
 
     Raises
     ------
@@ -165,8 +166,7 @@ def search_kernels(
     columns = context.sample.columns
     categorical = [tuple(name in c.categories for name in c.names) for c in columns]
 
-    together = None if location is None or not ahead else partial(location.begin, ahead)
-    with nullcontext() if together is None else beside(together):
+    with nullcontext() if location is None or not ahead else beside(partial(location.begin, ahead)):
         search = search_joint(
             (rows.parts[0], rows.parts[1]),
             rows.importance,
@@ -194,7 +194,9 @@ def search_kernels(
             averages=solver.constraint.averages,
             events=search.functions if solver.constraint.averages else None,
         )
-        return context if together is None or meanwhile is None else meanwhile(context)
+        if location is None or not ahead or meanwhile is None:
+            return context
+        return meanwhile(context, location.needs(ahead))
 
 
 def held_by_client(context: FitContext) -> int:
