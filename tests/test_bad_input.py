@@ -1083,6 +1083,21 @@ def test_outputs_that_can_not_be_written(tmp_path, fitted, few, model):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("path", [None, 3, ""], ids=repr)
+def test_what_is_no_path(tmp_path, path, fitted):
+    (tmp_path / "in.csv").write_text("a,b\n1,2\n3,4\n")
+    calls = (
+        fitted.save,
+        fitted.model_.save,
+        cme_dask.load,
+        lambda path: cme_dask.ingest([path], tmp_path / "out.zarr", x=["a"], y=["b"]),
+        lambda path: cme_dask.ingest([tmp_path / "in.csv"], path, x=["a"], y=["b"]),
+    )
+    for call in calls:
+        with pytest.raises(DataError, match="must be a path"):
+            call(path)
+
+
 def test_a_foreign_zarr_store_is_not_overwritten(tmp_path, fitted, few):
     zarr.open_group(str(tmp_path / "z"), mode="w").create_array("x", data=few[0])
     before = contents(tmp_path)

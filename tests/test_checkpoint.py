@@ -466,7 +466,7 @@ def test_a_part_of_the_rows_is_another_run(store, begun):
 
 @pytest.mark.parametrize(
     ("folder", "says"),
-    [(5, "the path of a folder"), ("s3://bucket/run", "is mounted"), ("file", "is none")],
+    [(5, "checkpoint must be a path"), ("s3://bucket/run", "is mounted"), ("file", "is none")],
 )
 def test_what_is_no_folder_is_refused(store, tmp_path, monkeypatch, folder, says):
     monkeypatch.chdir(tmp_path)

@@ -26,6 +26,7 @@ from cme_dask import (
     JointDistribution,
     PivotedCholesky,
     kernels,
+    load,
     merge,
     open_sample,
 )
@@ -184,6 +185,28 @@ def test_a_model_merges_once():
         merge([model, model])
     with pytest.raises(DataError, match=r"got the one path a\.model"):
         merge("a.model")
+
+
+def test_a_model_merges_once_with_what_it_is_a_part_of(tmp_path):
+    first = small()
+    alone = [
+        JointDistribution(**PART).partial_fit(X[part], Y[part, :1], like=first.model_, **ONE).model_
+        for part in (slice(600, 1000), slice(1000, 1400))
+    ]
+    merge([first.model_, alone[0]]).save(tmp_path / "both.model")
+    both, given = load(tmp_path / "both.model"), first.model_
+    for models in ([given, both], [both, alone[0]], [alone[1], both, given], [both, both]):
+        with pytest.raises(DataError, match="have rows of the same model in them"):
+            merge(models)
+    whole = merge([both, alone[1]])
+    assert whole.moment_sums().n_rows == 1400
+    assert whole.about["merged"] == merge([given, *alone]).about["merged"]
+    grown = first.partial_fit(X[1400:], Y[1400:, :1], **ONE).model_
+    with pytest.raises(DataError, match="models 2 and 3 are of the same rows"):
+        merge([alone[0], grown, given])
+    assert merge([alone[0], grown]).moment_sums().n_rows == 400 + 600 + N - 1400
+    again = JointDistribution(**PART).partial_fit(X[:90], Y[:90, :1], like=both, **ONE).model_
+    assert "merged" not in again.about
 
 
 def test_parts_of_several_tables_are_not_taken_for_all_rows(tmp_path):

@@ -412,6 +412,25 @@ def test_thresholds_of_several_columns_go_by_name():
         law.cdf(np.ma.array(points.to_numpy(), mask=[[True, False], [False, False]]))
 
 
+def test_thresholds_of_one_column_may_be_a_table_of_one():
+    x, y, _ = draw(300)
+    model = fitted(x, y[:, :1], support_size=50).model_
+    law, t = model.conditional(AT[:2]), y[:2, 0]
+    expected = law.cdf(t)
+    named = pd.DataFrame({"other": [9.0, 9.0], "y0": t})
+    array = xr.DataArray(t[:, None], dims=("k", "c"), coords={"c": ["y0"]})
+    for table in (t[:, None], named, named[["y0"]], named["y0"], array, {"y0": t}, list(t)):
+        assert_array_equal(law.cdf(table), expected)
+        assert_array_equal(law.cdf(table, paired=True), np.diagonal(expected))
+    lazily = model.conditional(da.from_array(AT[:2]))
+    for table in (t[:, None], named, dd.from_pandas(named, npartitions=1)):
+        assert_array_equal(lazily.cdf(table, paired=True), np.diagonal(expected))
+    with pytest.raises(DataError, match="t lacks the column 'y0', and has others: 'other'"):
+        law.cdf(named[["other"]])
+    with pytest.raises(DataError, match=r"thresholds must have shape \(\) or \(k,\), got \(2, 3\)"):
+        law.cdf(np.zeros((2, 3)))
+
+
 def test_a_bandwidth_also_applies_far_from_the_data():
     x, y, _ = draw(300)
     kernel = kernels.Gaussian(0.5)

@@ -690,6 +690,22 @@ def test_labels_of_xarray(dtype):
     assert alone.columns[0].categories == {"wd": ("W", "N", "SSE")}
 
 
+def test_names_in_datasets_need_not_be_texts():
+    table = mixed()
+    data = xr.Dataset(
+        {3: ("t", table["a"]), "wd": ("t", table["wd"]), 7: ("t", 1.0 * table["flag"])}
+    )
+    sample = open_sample(data, x_columns=["wd", 3], y_columns=["7"])
+    assert sample.columns[0].names == ("wd", "3")
+    x, y = values_of(sample)
+    np.testing.assert_array_equal(x[:, 1], table["a"])
+    np.testing.assert_array_equal(y[:, 0], table["flag"])
+    whole = open_sample(data[[7, 3]])
+    assert whole.columns[0].names == ("7", "3")
+    with pytest.raises(DataError, match="variables 3 and '3' of a Dataset would both be"):
+        open_sample(data.rename(wd="3"))
+
+
 def test_tables_in_memory_that_are_refused():
     table = mixed()
     data = xr.Dataset({n: ("t", table[n].to_numpy()) for n in ("a", "date")})

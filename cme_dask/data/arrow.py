@@ -230,6 +230,18 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "data_vars")
 
 
+def named_by_text(dataset: Any) -> Any:
+    """A Dataset with its variables under the texts of their names, which may be numbers."""
+    others = {name: str(name) for name in dataset.data_vars if not isinstance(name, str)}
+    for name, text in others.items():
+        if text in dataset:
+            raise DataError(
+                f"variables {name!r} and {text!r} of a Dataset would both be column {text!r}: "
+                "rename one"
+            )
+    return dataset.rename(others)
+
+
 def is_data_array(value: Any) -> bool:
     """Whether this is a DataArray of xarray, by the attributes of its class."""
     named = hasattr(type(value), "dims") and hasattr(type(value), "coords")

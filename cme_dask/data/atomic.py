@@ -113,6 +113,24 @@ def _is_empty(path: Path) -> bool:
 # Refusals before any work is done
 
 
+def path_text(path: object, what: str) -> str:
+    """The text of a path or URL.
+
+    Raises
+    ------
+    DataError
+        If it is neither text nor a path, or is empty; ``what`` it is of is named.
+    """
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        given = f"{path!r} ({type(path).__name__})"
+        raise DataError(f"{what} must be a path (str or os.PathLike), got {given}") from None
+    if not text:
+        raise DataError(f"{what} must be a path, got an empty text")
+    return text
+
+
 def check_room(path: PathLike, size: int, what: str) -> None:
     """ResourceError unless the disk of an output has room for it.
 
@@ -153,14 +171,15 @@ def check_output(path: PathLike, kind: Kind, overwrite: bool) -> Path:
     Raises
     ------
     DataError
-        If the path is a URL, exists and may not be replaced, lies inside an output of ours, or its
-        folder is missing.
+        If it is no path or a URL, exists and may not be replaced, lies inside an output of ours,
+        or its folder is missing.
     ResourceError
         If its folder can't be written to.
     """
-    if "://" in str(path):
-        raise DataError(f"outputs are local paths, got the URL {path}: write here and upload it")
-    target = Path(path)
+    text = path_text(path, f"the {kind.name}")
+    if "://" in text:
+        raise DataError(f"outputs are local paths, got the URL {text}: write here and upload it")
+    target = Path(text)
     parent = target.absolute().parent
     with disk_errors(target):
         there = os.path.lexists(target)

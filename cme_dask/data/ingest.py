@@ -14,7 +14,7 @@ from fsspec.core import has_magic, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from cme_dask.config import NULL_VALUES, SAMPLE_SIZE
-from cme_dask.data.atomic import check_apart
+from cme_dask.data.atomic import check_apart, path_text
 from cme_dask.data.checkpoint import ResumableOutput
 from cme_dask.data.csv import in_order
 from cme_dask.data.layout import Layout, make_layout
@@ -57,7 +57,9 @@ def find_sources(
         raise DataError(f"files must be a list of at least one path, got {entries!r}")
     result: dict[str, Source] = {}
     for entry in entries:
-        for source in _matches(os.fspath(entry), dict(storage_options or {}), block_bytes):
+        for source in _matches(
+            path_text(entry, "a file"), dict(storage_options or {}), block_bytes
+        ):
             result.setdefault(source.name, source)
     return [result[name] for name in sorted(result)]
 
@@ -486,6 +488,7 @@ def ingest(
     units = dict(units or {})
     _check_units(units, layout)
     sources = find_sources(files, storage_options=storage_options, block_bytes=block_bytes)
+    path_text(output, "the output")
     check_apart({"the output": output}, [("input", source.name) for source in sources])
     for source in sources:  # a wrong name in the last file should not cost the time of all others
         _check_columns(source, layout)

@@ -6,7 +6,7 @@ from typing import Any
 
 import zarr
 
-from cme_dask.data.atomic import ATTRIBUTE, disk_errors, stored, writing
+from cme_dask.data.atomic import ATTRIBUTE, disk_errors, path_text, stored, writing
 from cme_dask.data.store import (
     is_listing,
     open_zarr,
@@ -105,10 +105,12 @@ def read_model(
 
     Raises
     ------
+    DataError
+        If it is no path.
     StoreError
         If there is none, or it is damaged, unfinished or of a newer version.
     """
-    location = os.fspath(path)
+    location = path_text(path, "a model")
     group = open_zarr(path, storage_options)
     if not isinstance(group, zarr.Group):
         raise StoreError(f"{location} is a single array, a model was expected")

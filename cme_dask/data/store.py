@@ -20,7 +20,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
-from cme_dask.data.atomic import ATTRIBUTE, recover, work_folder
+from cme_dask.data.atomic import ATTRIBUTE, path_text, recover, work_folder
 from cme_dask.data.guarded import (
     MOST_BYTES,
     CheckedStore,
@@ -76,12 +76,14 @@ def open_zarr(path: str | os.PathLike[str], storage_options: dict[str, Any] | No
 
     Raises
     ------
+    DataError
+        If it is no path.
     StoreError
         If there is nothing, or nothing that Zarr can read.
     ResourceError
         If the URL's protocol needs a package that is not installed.
     """
-    where = os.fspath(path)
+    where = path_text(path, "a Zarr store")
     if where.startswith("file://"):
         where = where.removeprefix("file://")
     if "://" not in where:

@@ -420,7 +420,8 @@ class JointFit(MeanRegressor, GrowingEstimator):
         self, earlier: FitSums, new: Measured, sample: Sample, *, alone: bool
     ) -> tuple[Measured, dict[str, Any]]:
         assert isinstance(earlier, JointSums)
-        metadata = {key: value for key, value in earlier.about.items() if key != "parts_differ"}
+        of_rows = ("parts_differ", "merged")
+        metadata = {key: value for key, value in earlier.about.items() if key not in of_rows}
         metadata |= {"arithmetic": new.arithmetic.name, **origin(sample)}
         metadata["next_row"] = sample.first_row + sample.n_rows
         added = replace(earlier, moments=new.moments, cells=new.cells, about=metadata)

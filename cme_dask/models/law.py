@@ -253,9 +253,9 @@ class ConditionalLaw:
         Parameters
         ----------
         t
-            Thresholds of one column: a number or shape (k,). Of several columns without
+            Thresholds of one column: a number, shape (k,) or (k, 1). Of several columns without
             ``column``, points of the numeric ones for P(Y_1 <= t_1, ..., Y_d <= t_d | x): shape
-            (d,) or (k, d), or a table with these columns by name.
+            (d,) or (k, d). Or a table with these columns by name.
         column
             One of several columns.
         paired

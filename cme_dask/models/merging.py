@@ -1,5 +1,6 @@
 """The model of a union of rows, from the sums that joint models hold."""
 
+import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -109,6 +110,12 @@ class JointSums(FitSums):
     def weight(self) -> float:
         """Sum of the weights of the rows."""
         return float(self.moments.weights.sum())
+
+    @property
+    def merged(self) -> list[str]:
+        """Digests of the sums that were added up to these, of themselves where none were."""
+        own = hashlib.blake2b(self.moments.gram.tobytes(), digest_size=8).hexdigest
+        return list(self.about.get("merged") or [own()])
 
     @property
     def solver(self) -> JointSolver:
@@ -332,20 +339,21 @@ def union(several: Sequence[JointSums]) -> JointSums:
         sides=(sides[0], sides[1]),
         moments=moments,
         cells=cells,
-        about=_about_union([each.about for each in several]),
+        about=_about_union(several),
     )
 
 
 def _check_distinct(several: Sequence[JointSums]) -> None:
-    """DataError if a model is given twice: its rows would count twice."""
-    seen: dict[bytes, int] = {}
+    """DataError if two models have a part in common: its rows would count twice."""
+    seen: dict[str, int] = {}
     for number, sums in enumerate(several, start=1):
-        earlier = seen.setdefault(sums.moments.gram.tobytes(), number)
-        if earlier != number:
+        shared = [seen[part] for part in sums.merged if part in seen]
+        if shared:
             raise DataError(
-                f"models {earlier} and {number} are of the same rows, which would count twice: "
-                "give each once"
+                f"models {shared[0]} and {number} are of the same rows, or have rows of the same "
+                "model in them, which would count twice: give each once"
             )
+        seen |= dict.fromkeys(sums.merged, number)
 
 
 def one_model(given: Any) -> JointModel:
@@ -403,18 +411,23 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _about_union(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _about_union(several: Sequence[JointSums]) -> dict[str, Any]:
     """What the model of the union says of its fit."""
-    own = ("tuning", "residual", "new_rows", "missing", "events")
-    first = {key: value for key, value in several[0].items() if key not in own}
-    missing = [metadata["missing"] for metadata in several if "missing" in metadata]
-    events = _shared_events([metadata.get("events", {}) for metadata in several])
+    own = ("tuning", "residual", "new_rows", "missing", "events", "merged")
+    described = [each.about for each in several]
+    first = {key: value for key, value in described[0].items() if key not in own}
+    missing = [metadata["missing"] for metadata in described if "missing" in metadata]
+    events = _shared_events([metadata.get("events", {}) for metadata in described])
+    merged = {"merged": [part for each in several for part in each.merged]}
     return {
         **first,
-        "passes": max(int(metadata["passes"]) for metadata in several),
-        "tol": max(float(metadata["tol"]) for metadata in several),
-        "arithmetic": ", ".join(sorted({str(metadata.get("arithmetic")) for metadata in several})),
-        **origin_of_union(several),
+        "passes": max(int(metadata["passes"]) for metadata in described),
+        "tol": max(float(metadata["tol"]) for metadata in described),
+        "arithmetic": ", ".join(
+            sorted({str(metadata.get("arithmetic")) for metadata in described})
+        ),
+        **origin_of_union(described),
+        **(merged if len(several) > 1 else {}),
         **({"missing": added_missing(missing)} if missing else {}),
         **({"events": events} if any(events.values()) else {}),
     }

@@ -540,7 +540,7 @@ def check_levels(q: Any) -> tuple[Array, bool]:
 
 
 def threshold_values(t: Any, columns: Columns) -> Array:
-    """Thresholds as float64, of several columns by name where they come in a table.
+    """Thresholds as float64, by name where they come in a table; those of one column in shape (k,).
 
     Raises
     ------
@@ -550,14 +550,18 @@ def threshold_values(t: Any, columns: Columns) -> Array:
     t = gathered(unmasked(t))
     columns.check_units(Columns(columns.names, recorded_units(t, columns.names)))
     try:
-        parts = _table_columns(t, columns, "t") if len(columns.names) > 1 else None
+        alone = len(columns.names) == 1
+        parts = None if alone and getattr(t, "ndim", 2) == 1 else _table_columns(t, columns, "t")
         if parts is None:
-            return np.asarray(t, dtype=np.float64)
+            values = np.asarray(t, dtype=np.float64)
+            return values[:, 0] if alone and values.ndim == 2 and values.shape[1] == 1 else values
         numbers = [_numbers(part, k, "t") for k, part in zip(columns.names, parts, strict=True)]
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"thresholds must be numbers: {error}") from error
+    if alone:
+        return numbers[0]
     rows = np.stack(numbers, axis=1)
     return rows[0] if getattr(t, "ndim", 2) == 1 else rows
 
@@ -568,8 +572,8 @@ def check_thresholds(t: Any, columns: Columns, paired: int | None) -> tuple[Arra
     Parameters
     ----------
     t
-        A number or shape (k,) for one column; of several shape (d,) or (k, d), or a table with the
-        columns by name.
+        A number, shape (k,) or (k, 1) for one column; of several shape (d,) or (k, d); or a table
+        with the columns by name.
     columns
         The columns.
     paired

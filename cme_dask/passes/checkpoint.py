@@ -27,7 +27,14 @@ from dask.tokenize import TokenizationError
 
 import cme_dask
 from cme_dask.config import VARIABLES
-from cme_dask.data.atomic import ATTRIBUTE, check_not_inside, disk_errors, locked, remove
+from cme_dask.data.atomic import (
+    ATTRIBUTE,
+    check_not_inside,
+    disk_errors,
+    locked,
+    path_text,
+    remove,
+)
 from cme_dask.data.guarded import check_file
 from cme_dask.data.partials import read_partial, write_json, write_partial
 from cme_dask.data.sample import Sample
@@ -451,10 +458,7 @@ def checkpointed_run(
 
 def _checked(folder: str | os.PathLike[str]) -> Path:
     """The absolute path of the folder of a checkpoint, which need not be there."""
-    try:
-        text = os.fsdecode(folder)
-    except TypeError:
-        raise DataError(f"checkpoint must be the path of a folder, got {folder!r}") from None
+    text = path_text(folder, "checkpoint")
     if "://" in text:
         raise DataError(f"checkpoint must be a folder on a file system that is mounted, got {text}")
     path = Path(os.path.abspath(text))

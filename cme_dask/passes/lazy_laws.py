@@ -375,7 +375,8 @@ class LazyLaw:
             sample = open_sample(t, x_columns=_columns_of(t, columns, "t"))
             sample.check_whole("thresholds")
             source, own = sample.sources[0], sample.columns[0]
-            if width > 1 and own.names != Columns.default("x", len(own.names)).names:
+            several = max(width, len(own.names)) > 1
+            if several and own.names != Columns.default("x", len(own.names)).names:
                 places = own.positions_of(columns, "t")
                 source, own = source.pick(places), own.only([own.names[j] for j in places])
             if len(own.names) == width:

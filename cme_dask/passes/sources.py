@@ -23,6 +23,7 @@ from cme_dask.data.arrow import (
     is_data_array,
     is_dataset,
     is_number,
+    named_by_text,
     recorded_units,
     series_values,
     unmasked,
@@ -609,24 +610,27 @@ def _column_arrays(table: Any, requested: Sequence[str]) -> Any:
     if is_arrow(table):
         table = arrow_table(table, "x0")
         present = list(table.column_names)
+    elif is_dataset(table):
+        table = named_by_text(table)
+        present = list(table.data_vars)
     else:
-        present = list(table.columns if hasattr(table, "columns") else table.data_vars)
+        present = list(table.columns)
     names = requested if isinstance(requested, str) else [str(name) for name in requested]
     positions = Columns(tuple(str(p) for p in present)).positions(names)
     if is_arrow(table):
         return table.select(list(positions))
-    if hasattr(table, "columns"):
+    if not is_dataset(table):
         return table.iloc[:, list(positions)]
-    dims = {table[name].dims for name in requested}
+    dims = {table[name].dims for name in names}
     if len(dims) != 1 or len(next(iter(dims))) != 1:
         raise DataError(
             f"columns of a Dataset must share one dimension, got {sorted(map(str, dims))}: name "
             "those to use with x_columns and y_columns of open_sample"
         )
-    if not all(is_number(table[name].dtype) for name in requested):
-        result = dataset_frame(table, list(requested))
+    if not all(is_number(table[name].dtype) for name in names):
+        result = dataset_frame(table, list(names))
     else:
-        result = table[list(requested)].to_dataarray("column").transpose(..., "column")
+        result = table[list(names)].to_dataarray("column").transpose(..., "column")
     result.attrs["units"] = recorded_units(table, names)  # neither holds those of its columns
     return result
 
