@@ -2,12 +2,14 @@
 
 Sphinx refuses references and headings that do not exist. lychee then follows every link, picture
 and fragment in the pages as they were written. Links to other sites are not followed, for a build
-needs no network, but they have to be well-formed and encrypted.
+needs no network, but they have to be well-formed and encrypted. With ``--check`` nothing is written
+here: pages and docstrings are read, and their references are checked.
 """
 
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from sphinx.cmd.build import build_main
@@ -16,6 +18,7 @@ SOURCE = Path(__file__).resolve().parent
 OUTPUT = SOURCE.parent / "build" / "docs"
 NOTEBOOKS = SOURCE.parent / "notebooks"
 GENERATED = SOURCE / "reference" / "api", SOURCE / "notebooks"
+STRICT = ["-W", "--keep-going", "-q"]
 
 
 def copy_notebooks(target: Path) -> None:
@@ -35,13 +38,23 @@ def check_links(site: Path) -> int:
     return subprocess.run(command, input="\n".join(pages), text=True).returncode
 
 
+def check_references() -> int:
+    """Exit code of Sphinx on a copy of the pages, of which it writes none."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, SOURCE.name)
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("api", "notebooks"))
+        copy_notebooks(copy / "notebooks")
+        for page in SOURCE.parent.glob("*.md"):  # some are included
+            shutil.copy(page, folder)
+        return build_main([*STRICT, "-b", "dummy", str(copy), str(Path(folder, "site"))])
+
+
 def main() -> int:
     """Build everything anew, so that no page of an earlier build hides a broken link."""
     for folder in (OUTPUT, *GENERATED):
         shutil.rmtree(folder, ignore_errors=True)
     copy_notebooks(SOURCE / "notebooks")
-    options = ["-W", "--keep-going", "-q", "-j", "auto", "-b", "html"]
-    if code := build_main([*options, str(SOURCE), str(OUTPUT)]):
+    if code := build_main([*STRICT, "-j", "auto", "-b", "html", str(SOURCE), str(OUTPUT)]):
         return code
     if code := check_links(OUTPUT):
         return code
@@ -50,4 +63,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_references() if sys.argv[1:] == ["--check"] else main())

@@ -189,6 +189,7 @@ def few_held_rows(request):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
+            patch.setattr("cme_dask.learning.regression._STEPS", (10, 4, 5))
             patch.setattr("cme_dask.learning.trees._STEPS", 30)
             patch.setattr("cme_dask.learning.trees._MORE", 60)
             patch.setattr("cme_dask.learning.trees._FOREST", 20)

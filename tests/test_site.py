@@ -102,6 +102,14 @@ def test_every_picture_is_in_the_gallery_and_leads_to_its_page():
 # The build --------------------------------------------------------------------------------------
 
 
+def test_every_reference_in_pages_and_docstrings_is_there():
+    """As the whole build asks it, which takes longer."""
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
+    command = [sys.executable, DOCS / "build.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def site():
     """Built as by ``python3 run docs``: warnings and broken links end it."""

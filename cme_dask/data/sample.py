@@ -246,7 +246,7 @@ class Sample:
         Parameters
         ----------
         part
-            One side of it: :attr:`part` of a sample.
+            One side of it: the attribute ``part`` of a sample.
 
         Returns
         -------

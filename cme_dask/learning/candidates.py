@@ -409,7 +409,7 @@ class Search:
     reg
         The ridge, where it was given.
     form
-        Of the ridges that were compared, see :class:`Regularization`.
+        Of the ridges that were compared: ``reg_form`` of the estimator.
     criterion
         What was minimised.
     memory
