@@ -1,4 +1,4 @@
-"""Cholesky factors by LAPACK's routines at their addresses: equal to NumPy, and beside threads."""
+"""Factors by LAPACK's routines: equal to NumPy, beside threads, and where one fails by another."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import LinAlgError, lapack
 
-from cme_dask.kernels.lapack import CholeskyFactor, pivoted_factor, solve_lower
+from cme_dask.kernels.lapack import CholeskyFactor, pivoted_factor, singular_vectors, solve_lower
 
 
 def matrix_of(m, seed, rank=None):
@@ -76,3 +76,26 @@ def test_the_interpreter_is_free_while_lapack_runs(name, steps_beside):
         "pivoted": lambda: pivoted_factor(matrix, 0.0),
     }[name]
     assert steps_beside(call) > 100
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (4, 4), (0, 3)])
+@pytest.mark.parametrize("full_matrices", [False, True])
+def test_singular_vectors_where_the_fast_method_does_not_converge(
+    shape, full_matrices, rng, monkeypatch
+):
+    """As it did not for a density ratio of 59 functions at 60 values of y."""
+    matrix = rng.standard_normal(shape)
+    expected = np.linalg.svd(matrix, full_matrices=full_matrices)
+    for one, other in zip(
+        singular_vectors(matrix, full_matrices=full_matrices), expected, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+    def failing(*_, **__):
+        raise LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", failing)
+    u, s, vt = singular_vectors(matrix, full_matrices=full_matrices)
+    assert (u.shape, vt.shape) == (expected[0].shape, expected[2].shape)
+    np.testing.assert_allclose(s, expected[1], rtol=1e-13)
+    np.testing.assert_allclose((u[:, : len(s)] * s) @ vt[: len(s)], matrix, atol=1e-13)

@@ -137,6 +137,22 @@ def test_factors_of_low_rank_are_the_values(rank):
     assert_allclose(left.T @ left, np.eye(rank), atol=1e-14)
 
 
+def test_factors_are_found_where_the_fast_method_does_not_converge(rng, monkeypatch):
+    values = rng.standard_normal((6, 3)) @ rng.standard_normal((3, 30))
+    numpy_svd, failed = np.linalg.svd, []
+
+    def failing(*_, **__):
+        failed.append(True)
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", failing)
+    left, right = low_rank(values)
+    assert failed
+    assert left.shape == (6, 3)
+    assert_allclose(left @ right, values, atol=1e-13)
+    assert_allclose(numpy_svd(right)[1], numpy_svd(values)[1][:3], rtol=1e-13)
+
+
 @pytest.fixture
 def few_at_once(monkeypatch):
     monkeypatch.setattr(law_module, "_LEAST_ROWS", 128)

@@ -1,7 +1,8 @@
-"""Cholesky factors by LAPACK, without the interpreter lock: threads factor matrices side by side.
+"""Factors of matrices by LAPACK: Cholesky's, without the interpreter lock, and singular vectors.
 
 The routines of scipy.linalg hold the lock as long as they compute, so that two threads that factor
-matrices take as long as one. These are the same routines, see :mod:`cme_dask.kernels.evaluator`.
+matrices take as long as one. Those for Cholesky factors are the same routines, called without it,
+see :mod:`cme_dask.kernels.evaluator`.
 
 Right-hand sides are rows, since LAPACK counts columns first: it sees the lower triangle of a matrix
 in C order as the upper one. The requirements on matrices are those of the routines there.
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 from scipy.linalg import LinAlgError, cython_lapack
+from scipy.linalg import svd as scipy_svd
 
 from cme_dask.kernels.evaluator import (
     LEFT,
@@ -124,6 +126,19 @@ def pivoted_factor(matrix: Array, tol: float) -> tuple[Array, Array]:
         ctypes.byref(info),
     )
     return np.tril(lower[:, : rank.value]), order.astype(np.intp) - 1
+
+
+def singular_vectors(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Array]:
+    """U, s and V^T of a matrix U diag(s) V^T, as of ``numpy.linalg.svd``.
+
+    The method that divides (``gesdd``), which is the fast one, converges for nearly all matrices:
+    where it does not, the rows of bidiagonal matrices are iterated (``gesvd``).
+    """
+    try:
+        return np.linalg.svd(matrix, full_matrices=full_matrices)
+    except LinAlgError:
+        u, s, vt = scipy_svd(matrix, full_matrices=full_matrices, lapack_driver="gesvd")
+        return u, s, vt
 
 
 def _rows_of(rows: Array, matrix: Array) -> tuple[int, int]:

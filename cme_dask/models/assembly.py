@@ -9,6 +9,7 @@ from scipy.linalg import block_diag
 
 from cme_dask.data.columns import Columns
 from cme_dask.display import brief_repr
+from cme_dask.kernels.lapack import singular_vectors
 from cme_dask.models.answers import ConditionalExpectation
 from cme_dask.models.events import Event
 from cme_dask.models.joint import JointModel, Variable
@@ -49,7 +50,7 @@ def reduced(solution: JointSolution) -> JointSolution:
 
     So the larger basis has no more functions than the smaller one.
     """
-    u, s, vt = np.linalg.svd(solution.coef, full_matrices=False)
+    u, s, vt = singular_vectors(solution.coef)
     return solution._replace(
         coef=np.diag(s),
         transform_x=solution.transform_x @ vt.T,

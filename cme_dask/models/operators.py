@@ -13,6 +13,7 @@ from scipy.linalg import solve_triangular
 
 from cme_dask.codec import Shape
 from cme_dask.errors import DataError
+from cme_dask.kernels.lapack import singular_vectors
 from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray
 from cme_dask.models.spaces import MeanEmbeddings, RKHSFunctions, Space
@@ -214,11 +215,13 @@ class Operator(Model):
         """The norm: ``"operator"``, the largest singular value, or ``"hilbert-schmidt"``."""
         if kind not in ("operator", "hilbert-schmidt"):
             raise DataError(f"kind must be operator or hilbert-schmidt, got {kind!r}")
-        return float(np.linalg.norm(self.matrix, 2 if kind == "operator" else "fro"))
+        if kind == "operator":
+            return float(singular_vectors(self.matrix)[1].max(initial=0.0))
+        return float(np.linalg.norm(self.matrix))
 
     def svd(self) -> SingularValues:
         """Singular values and functions."""
-        u, s, vt = np.linalg.svd(self.matrix, full_matrices=False)
+        u, s, vt = singular_vectors(self.matrix)
         return SingularValues(s, self.codomain.function(u.T), self.domain.function(vt))
 
     def eig(self) -> Eigenvalues:

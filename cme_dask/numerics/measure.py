@@ -8,6 +8,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from cme_dask.errors import DataError
+from cme_dask.kernels.lapack import singular_vectors
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.monotone import MonotoneMaps
 from cme_dask.numerics.scoring import sorted_crps
@@ -114,7 +115,10 @@ def low_rank(values: Array) -> tuple[Array, Array]:
     Of least rank r: each column of what is left out is shorter than the rounding of the spectral
     norm of the values, 2.2e-16 of it.
     """
-    u, scale, v = np.linalg.svd(values, full_matrices=False)
+    try:  # by the fast method alone, which every law takes
+        u, scale, v = np.linalg.svd(values, full_matrices=False)
+    except np.linalg.LinAlgError:
+        u, scale, v = singular_vectors(values)
     v *= scale[:, None]
     left = np.sqrt(np.cumsum((v * v)[::-1], axis=0)[::-1].max(axis=1, initial=0.0))
     rank = int((left > np.finfo(np.float64).eps * scale.max(initial=0.0)).sum())

@@ -15,6 +15,7 @@ from scipy.linalg import solve
 
 from cme_dask.display import brief_repr
 from cme_dask.errors import DataError
+from cme_dask.kernels.lapack import singular_vectors
 from cme_dask.numerics.basis import NewtonBasis, eigenbasis
 from cme_dask.numerics.embedding import ConditionalEmbedding
 from cme_dask.numerics.moments import Moments
@@ -222,6 +223,7 @@ def reduced_rank(mean: Moments, reg: float, rank: int) -> Array:
     """
     transform, lam = eigenbasis(mean.blocks["x", "x"])
     root = np.sqrt(lam + reg)
-    left, _, _ = np.linalg.svd((transform.T / root[:, None]) @ mean.blocks["x", "y"])
+    whitened = (transform.T / root[:, None]) @ mean.blocks["x", "y"]
+    left, _, _ = singular_vectors(whitened, full_matrices=True)
     left = left[:, :rank]
     return np.asarray((transform / root) @ left @ left.T @ (transform * root).T)
