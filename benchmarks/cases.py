@@ -30,7 +30,6 @@ from benchmarks.queries import queries_case
 from benchmarks.sizing import sizing_case
 from benchmarks.sparse import CLARABEL, OURS, SolveSparse
 from cme_dask import kernels
-from cme_dask.config import TOL
 from cme_dask.data.generate import write_normal3
 from cme_dask.kernels import Kernel
 from cme_dask.numerics.sparse import PENALTIES
@@ -310,13 +309,13 @@ def sparse_case(bench: Bench, size: Size) -> None:
 
 
 def tuning_case(bench: Bench, size: Size) -> None:
-    """A fit that learns its kernels, beside the pass that makes its finalists' moments."""
+    """A fit without arguments, beside the pass that makes its finalists' moments."""
     store = bench.folder / "normal3.zarr"
     write_normal3(store, size.rows, scenario="strong")
     at = f"tuning/{size.rows:,} rows"
-    fit = f"{at}/learned kernels"
+    fit = f"{at}/no arguments"
     rows = Rows(size.rows, D, str(store))
-    bench.measure({fit: Fit(rows, "joint", None, TOL, workers=bench.workers)})
+    bench.measure({fit: Fit(rows, "joint", None, None, workers=bench.workers)})
     ratio = [Term(fit)], [Term(fit, "pass_seconds")]
     bench.ratios.append(Ratio(at, "whole fit / pass of the finalists", *ratio, at_most=3.0))
 

@@ -348,7 +348,7 @@ class Fit:
     kernel
         Kernel of each variable, as plain values; None for learned ones.
     tol, rank, pivots
-        Of the estimator; rank is its ``max_rank``.
+        Of the estimator; rank is its ``max_rank``. None: its default, of joint fits also for tol.
     scheduler, workers
         Where to run: a scheduler's name, or the address of a cluster.
     save
@@ -360,7 +360,7 @@ class Fit:
     rows: Rows
     estimator: str
     kernel: dict[str, Any] | None
-    tol: float
+    tol: float | None
     rank: int | None = None
     pivots: str = "sampled"
     scheduler: str = "threads"
@@ -385,6 +385,7 @@ class Fit:
     def _estimator(self, max_rank: int | None, sample_size: int) -> Estimator:
         kernel = None if self.kernel is None else kernels.from_dict(self.kernel)
         if self.estimator == "cholesky":
+            assert self.tol is not None
             return PivotedCholesky(
                 kernel,
                 tol=self.tol,

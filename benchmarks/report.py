@@ -26,7 +26,7 @@ _TITLES = {
     "crossval": "Conditional mean embeddings from a store: the ridge chosen on folds, or given",
     "sweep": "Fits of one variable, one thing changed at a time",
     "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
-    "tuning": "A fit that learns its kernels, beside the pass of its finalists",
+    "tuning": "A fit without arguments, beside the pass of its finalists",
     "coverage": "Intervals of conditional expectations, beside the truth",
     "queries": "Questions to a saved model, in a process without Dask",
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",
