@@ -38,7 +38,7 @@ CUT = {
     "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
     "plan": ["--rates", "rates.json", "--max-rank", "30"],
     "sample": ["--rows", "6e3"],
-    "study": ["--seeds", "1"],
+    "--seeds": ["--seeds", "1"],
     "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""

@@ -34,7 +34,7 @@ from cme_dask.cli.compute import Compute
 from cme_dask.cli.scoring import score_model
 from cme_dask.data.columns import Columns
 from cme_dask.data.writer import writing_sample
-from cme_dask.errors import DataError, ToleranceWarning
+from cme_dask.errors import DataError, StoreError, ToleranceWarning
 from cme_dask.estimators import cholesky, embedding_fit
 
 PART = {"kernel_x": KERNEL, "kernel_y": KERNEL, "tol": 0.3, "reg": 1e-3, "support_size": 20}
@@ -207,6 +207,10 @@ def test_a_model_merges_once_with_what_it_is_a_part_of(tmp_path):
     assert merge([alone[0], grown]).moment_sums().n_rows == 400 + 600 + N - 1400
     again = JointDistribution(**PART).partial_fit(X[:90], Y[:90, :1], like=both, **ONE).model_
     assert "merged" not in again.about
+    for damaged in (5, "text", [1, 2], {}):
+        both.about["merged"] = damaged
+        with pytest.raises(StoreError, match="list of what it was merged from is damaged"):
+            merge([given, both])
 
 
 def test_parts_of_several_tables_are_not_taken_for_all_rows(tmp_path):

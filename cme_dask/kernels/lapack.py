@@ -131,8 +131,8 @@ def pivoted_factor(matrix: Array, tol: float) -> tuple[Array, Array]:
 def singular_vectors(matrix: Array, *, full_matrices: bool = False) -> tuple[Array, Array, Array]:
     """U, s and V^T of a matrix U diag(s) V^T, as of ``numpy.linalg.svd``.
 
-    The method that divides (``gesdd``), which is the fast one, converges for nearly all matrices:
-    where it does not, the rows of bidiagonal matrices are iterated (``gesvd``).
+    The fast method (``gesdd``) converges for nearly all matrices; where it does not, QR iterations
+    do (``gesvd``).
     """
     try:
         return np.linalg.svd(matrix, full_matrices=full_matrices)

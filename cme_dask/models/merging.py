@@ -13,7 +13,7 @@ from scipy.linalg import solve_triangular
 
 from cme_dask.constraints import Constraint, parse
 from cme_dask.data.columns import Columns
-from cme_dask.errors import DataError, remedy
+from cme_dask.errors import DataError, StoreError, remedy
 from cme_dask.models import load_only
 from cme_dask.models.assembly import Component, assemble, solve_by_fold
 from cme_dask.models.joint import JointModel, Variable
@@ -113,9 +113,21 @@ class JointSums(FitSums):
 
     @property
     def merged(self) -> list[str]:
-        """Digests of the sums that were added up to these, of themselves where none were."""
-        own = hashlib.blake2b(self.moments.gram.tobytes(), digest_size=8).hexdigest
-        return list(self.about.get("merged") or [own()])
+        """Digests of the sums that were added up to these, of themselves where none were.
+
+        Raises
+        ------
+        StoreError
+            If a file has something else in their place.
+        """
+        parts = self.about.get("merged")
+        if parts is None:
+            return [hashlib.blake2b(self.moments.gram.tobytes(), digest_size=8).hexdigest()]
+        if not (isinstance(parts, list) and all(isinstance(part, str) for part in parts)):
+            raise StoreError(
+                "the model's list of what it was merged from is damaged: restore it or fit it again"
+            )
+        return parts
 
     @property
     def solver(self) -> JointSolver:

@@ -215,9 +215,7 @@ class Operator(Model):
         """The norm: ``"operator"``, the largest singular value, or ``"hilbert-schmidt"``."""
         if kind not in ("operator", "hilbert-schmidt"):
             raise DataError(f"kind must be operator or hilbert-schmidt, got {kind!r}")
-        if kind == "operator":
-            return float(singular_vectors(self.matrix)[1].max(initial=0.0))
-        return float(np.linalg.norm(self.matrix))
+        return float(np.linalg.norm(self.matrix, 2 if kind == "operator" else "fro"))
 
     def svd(self) -> SingularValues:
         """Singular values and functions."""

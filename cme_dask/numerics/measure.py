@@ -115,7 +115,7 @@ def low_rank(values: Array) -> tuple[Array, Array]:
     Of least rank r: each column of what is left out is shorter than the rounding of the spectral
     norm of the values, 2.2e-16 of it.
     """
-    try:  # by the fast method alone, which every law takes
+    try:  # what singular_vectors tries first, in fewer steps: every law begins here
         u, scale, v = np.linalg.svd(values, full_matrices=False)
     except np.linalg.LinAlgError:
         u, scale, v = singular_vectors(values)
