@@ -348,7 +348,8 @@ class Fit:
     kernel
         Kernel of each variable, as plain values; None for learned ones.
     tol, rank, pivots
-        Of the estimator; rank is its ``max_rank``. None: its default, of joint fits also for tol.
+        Of the estimator; rank is its ``max_rank``. None leaves rank, and tol of a joint fit, to the
+        estimator.
     scheduler, workers
         Where to run: a scheduler's name, or the address of a cluster.
     save

@@ -6,6 +6,7 @@ needs no network, but they have to be well-formed and encrypted. With ``--check`
 here: pages and docstrings are read, and their references are checked.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -63,4 +64,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(check_references() if sys.argv[1:] == ["--check"] else main())
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="check references alone")
+    sys.exit(check_references() if parser.parse_args().check else main())

@@ -116,10 +116,17 @@ def _is_empty(path: Path) -> bool:
 def path_text(path: object, what: str) -> str:
     """The text of a path or URL.
 
+    Parameters
+    ----------
+    path
+        What was given for it.
+    what
+        What lies there, for messages.
+
     Raises
     ------
     DataError
-        If it is neither text nor a path, or is empty; ``what`` it is of is named.
+        If it is neither text nor a path, or is empty.
     """
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
@@ -171,7 +178,7 @@ def check_output(path: PathLike, kind: Kind, overwrite: bool) -> Path:
     Raises
     ------
     DataError
-        If it is no path or a URL, exists and may not be replaced, lies inside an output of ours,
+        If it is no path, is a URL, exists and may not be replaced, lies inside an output of ours,
         or its folder is missing.
     ResourceError
         If its folder can't be written to.

@@ -57,9 +57,8 @@ def find_sources(
         raise DataError(f"files must be a list of at least one path, got {entries!r}")
     result: dict[str, Source] = {}
     for entry in entries:
-        for source in _matches(
-            path_text(entry, "a file"), dict(storage_options or {}), block_bytes
-        ):
+        address = path_text(entry, "a file")
+        for source in _matches(address, dict(storage_options or {}), block_bytes):
             result.setdefault(source.name, source)
     return [result[name] for name in sorted(result)]
 
@@ -487,8 +486,8 @@ def ingest(
     _check_arguments(missing, chunk_rows, target_chunk, seed, block_bytes)
     units = dict(units or {})
     _check_units(units, layout)
-    sources = find_sources(files, storage_options=storage_options, block_bytes=block_bytes)
     path_text(output, "the output")
+    sources = find_sources(files, storage_options=storage_options, block_bytes=block_bytes)
     check_apart({"the output": output}, [("input", source.name) for source in sources])
     for source in sources:  # a wrong name in the last file should not cost the time of all others
         _check_columns(source, layout)
