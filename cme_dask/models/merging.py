@@ -280,9 +280,9 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     Raises
     ------
     DataError
-        If there are none, if they differ (the difference is named), or if one is of a kind that
-        does not add up: a mean of several models (learned kernels), or one with a residual
-        reference.
+        If there are none, if they differ (the difference is named), if two have rows of the same
+        model in them, or if one is of a kind that does not add up: a mean of several models
+        (learned kernels), or one with a residual reference.
     StoreError
         If a stored one is damaged.
     ConvergenceError
@@ -290,6 +290,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
 
     Notes
     -----
+    Models are known again by digests of their moments, which merged and grown models hold.
+
     Rows of one store in several parts (``Sample.split``, or ``partial_fit``) have numbers of their
     own: then folds and retained rows are also those of one fit. Rows of different tables have the
     same numbers: folds are then other ones than if all were in one table, as good as those; rows of
