@@ -66,7 +66,7 @@ def write_stores(folder, n=N_ROWS):
         writer.append(x, codes[:, None].astype(float), rng.uniform(0.5, 1.5, n))
 
 
-SEARCH = Tuning(rows=250, max_rank=20, evaluations=3, finalists=3, averaged=2, trees=())
+SEARCH = Tuning(rows=250, max_rank=20, evaluations=3, trees=())
 
 
 def joint(**options):
@@ -81,7 +81,8 @@ def learned(**options):
     return JointDistribution(**{**small, **options})
 
 
-TREES = dataclasses.replace(SEARCH, trees=("shallow",), finalists=2)
+AVERAGED = dataclasses.replace(SEARCH, finalists=3, averaged=2)
+TREES = dataclasses.replace(SEARCH, trees=("shallow",))
 OF_X = {"kernel_x": GAUSS, "tol": TOL}
 
 ESTIMATORS = {
@@ -91,7 +92,7 @@ ESTIMATORS = {
     "joint, residual": lambda: joint(residual=True),
     "joint, learned": lambda: learned(),
     "joint, learned, trees": lambda: learned(tuning=TREES, sample_size=1_500),
-    "joint, learned, scores": lambda: learned(residual=True),
+    "joint, learned, scores": lambda: learned(residual=True, tuning=AVERAGED),
     "cholesky, greedy": lambda: PivotedCholesky(GAUSS, tol=TOL, pivots="greedy", span=0.1),
     "cholesky, random": lambda: PivotedCholesky(
         GAUSS, tol=TOL, pivots="random", basis="spectral", random_state=7

@@ -50,11 +50,6 @@ def pytest_configure(config):
         compileall.compile_dir(Path(__file__).parents[1] / "cme_dask", quiet=1)
 
 
-def pytest_collection_modifyitems(items):
-    """Types are checked last: by then mypy, which runs beside the tests, has filled its cache."""
-    items.sort(key=lambda item: item.name == "test_checkers_and_editors_know_the_types")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread():
     """Small matrices only get slower on several threads, of BLAS or of OpenMP."""
@@ -152,7 +147,7 @@ def cluster(local_cluster):
         yield client
 
 
-BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "finalists": 2, "averaged": 2, "trees": ()}
+BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 6, "trees": ()}
 """A search for kernels that ends soon."""
 
 

@@ -1,6 +1,6 @@
 """What the fuzzing damages: stores, models and checkpoints as small as they can be, and how to ask.
 
-The first half is what defaults write: learned kernels, averaged members, locations by a ridge
+The first half is what defaults write, and averages: learned kernels, locations by a ridge
 regression and by trees, values of y, missing values, labels, groups and times, sums of a pass.
 """
 

@@ -13,7 +13,7 @@ import numpy as np
 from cme_dask import JointDistribution, Tuning
 rng = np.random.default_rng(0)
 x = rng.normal(size=(300, 1))
-tuning = Tuning(rows=300, max_rank=40, evaluations=6, finalists=2, averaged=2)
+tuning = Tuning(rows=300, max_rank=40, evaluations=6)
 fit = JointDistribution(tuning=tuning)
 fit.fit(x, np.sin(x) + 0.3 * rng.normal(size=x.shape), progress=True);
 """

@@ -575,7 +575,7 @@ def test_labels_of_few_rows_tell_few_levels():
 def test_labels_that_the_fit_has_not_seen_have_no_scores():
     x, y = stations(300)
     fit = JointDistribution(
-        tuning=Tuning(rows=300, max_rank=20, evaluations=0, finalists=1, averaged=1, trees=()),
+        tuning=Tuning(rows=300, max_rank=20, evaluations=0, trees=()),
         residual=False,
         conformal_by="station",
     ).fit(x, y)

@@ -19,7 +19,7 @@ from cme_dask.learning.transforms import learn_transform
 from cme_dask.numerics.monotone import SEGMENT_ROWS, MonotoneMap, smooth_map
 from cme_dask.numerics.smoothing import Smoothing, log_density
 
-BRIEF = Tuning(rows=400, max_rank=40, evaluations=1, finalists=2, averaged=2)
+BRIEF = Tuning(rows=400, max_rank=40, evaluations=1)
 ROWS = 400
 
 

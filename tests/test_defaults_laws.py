@@ -14,7 +14,7 @@ from cme_dask.constraints import Coupling, Normalized, Pointwise
 from cme_dask.kernels.transforms import Scores
 from cme_dask.metrics import crps
 
-QUICK = Tuning(rows=400, max_rank=50, evaluations=2, finalists=2, averaged=2)
+QUICK = Tuning(rows=400, max_rank=50, evaluations=2)
 FAR = np.array([[1e3], [-1e9]])
 
 

@@ -1,8 +1,6 @@
 """Dask arrays in, Dask arrays out: all queries of default fits, their types, one task a chunk."""
 
 import inspect
-import subprocess
-import sys
 import typing
 
 import dask
@@ -248,40 +246,3 @@ def test_queries_have_types(kind):
         returned = typing.get_type_hints(function, localns={"da": da})["return"]
         parts = typing.get_args(returned) if typing.get_origin(returned) is tuple else (returned,)
         assert typing.Any not in parts, f"{kind.__name__}.{name}"
-
-
-SNIPPET = """
-import numpy as np
-from cme_dask import ConditionalLaw
-from cme_dask import JointDistribution
-from cme_dask import open_sample
-fit = JointDistribution().fit(np.zeros((9, 1)), np.zeros((9, 1)))
-law = fit.conditional(np.zeros((2, 1)))
-reveal_type(law)
-reveal_type(law.mean())
-reveal_type(law.interval())
-reveal_type(fit.conditional(open_sample("s.zarr")))
-reveal_type(fit.expect("y0", np.zeros((2, 1))))
-reveal_type(fit.expect("y0", np.zeros((2, 1)), return_std=True))
-reveal_type(fit.predict(np.zeros((2, 1))))
-reveal_type(fit.model_.conditional(np.zeros((2, 1))))
-"""
-
-
-def test_checkers_and_editors_know_the_types(tmp_path):
-    pytest.importorskip("mypy")
-    (tmp_path / "snippet.py").write_text(SNIPPET)
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml"]
-    command += ["--cache-dir", ".mypy_cache", str(tmp_path / "snippet.py")]
-    root = str(cme_dask.__path__[0])[: -len("/cme_dask")]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    found = [line.split('"')[1] for line in done.stdout.splitlines() if "Revealed type" in line]
-    array = "ndarray"
-    assert "ConditionalLaw" in found[0], done.stdout
-    assert array in found[1]
-    assert found[2].count(array) == 2
-    assert "LazyLaw" in found[3]
-    assert array in found[4]
-    assert found[5].count(array) == 2
-    assert array in found[6]
-    assert "ConditionalLaw" in found[7]

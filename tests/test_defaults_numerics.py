@@ -177,7 +177,7 @@ def test_levels_that_rows_share_are_no_short_kernel():
     JointDistribution(kernel_x=kernels.Gaussian(0.01), kernel_y=kernels.Gaussian(0.5)).fit(x, y)
 
 
-QUICK = Tuning(evaluations=0, finalists=1, averaged=1)
+QUICK = Tuning(evaluations=0)
 """A search of the grid alone."""
 
 

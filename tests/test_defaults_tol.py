@@ -10,7 +10,7 @@ from cme_dask.errors import RankWarning, ToleranceWarning
 
 ALL_PIVOTS = True
 
-BRIEF = Tuning(rows=300, max_rank=60, evaluations=4, finalists=2, averaged=2)
+BRIEF = Tuning(rows=300, max_rank=60, evaluations=4)
 
 
 @pytest.fixture(scope="module")

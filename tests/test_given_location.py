@@ -511,7 +511,7 @@ def test_the_command_takes_a_column(tmp_path):
 # A regressor that trees join
 
 
-TREES = Tuning(rows=300, max_rank=40, evaluations=0, finalists=1, averaged=1)
+TREES = Tuning(rows=300, max_rank=40, evaluations=0)
 
 
 def steps(n=400, seed=1):

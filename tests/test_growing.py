@@ -67,7 +67,7 @@ def test_the_first_call_is_a_fit():
 
 
 def test_learned_kernels_keep_the_best_alone():
-    quick = Tuning(rows=200, evaluations=4, finalists=2)
+    quick = Tuning(rows=200, evaluations=4)
     model = JointDistribution(tol=0.1, tuning=quick).partial_fit(X[:CUT], Y[:CUT], **ONE)
     assert len(model.members_) == 1
     assert model.model_.residual is None

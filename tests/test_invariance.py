@@ -172,7 +172,7 @@ def test_fresh_processes_with_any_number_of_blas_threads(reference):
         "from cme_dask import JointDistribution, Tuning, kernels\n"
         "rng = np.random.default_rng(0)\n"
         "x = rng.standard_normal((9000, 3)); y = x[:, :1] + rng.standard_normal((9000, 1))\n"
-        "quick = Tuning(rows=600, max_rank=60, evaluations=2, finalists=1, averaged=1)\n"
+        "quick = Tuning(rows=600, max_rank=60, evaluations=2)\n"
         "kernel = kernels.Gaussian(1.0)\n"
         "m = JointDistribution(kernel_x=kernel, tol=1e-3, max_rank=300, tuning=quick)\n"
         "m.set_params(calibration=False).fit(x, y)\n"
@@ -200,7 +200,7 @@ def test_a_choice_from_many_rows_depends_on_no_number_of_blas_threads():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((60_000, 1))
     y = np.sin(x) + 0.3 * rng.standard_normal(x.shape)
-    quick = Tuning(rows=300, max_rank=20, evaluations=0, finalists=1, averaged=1, trees=())
+    quick = Tuning(rows=300, max_rank=20, evaluations=0, trees=())
     options = {"max_rank": 12, "sample_size": len(x), "support_size": 30, "n_folds": 2}
     given = {"kernel_x": "median", "kernel_y": "median", "residual": True, "tol": 1e-3}
     each = (
@@ -229,7 +229,7 @@ def test_blas_threads_are_given_back():
 @pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")  # few of them are enough
 def test_sampled_pivots_are_the_same_from_any_source(tmp_path, monkeypatch):
     """Stores, NumPy and Dask draw the same row sample, hence the same pivots and the same bits."""
-    shorten_searches(monkeypatch, rows=300, max_rank=30, evaluations=2, finalists=1, averaged=1)
+    shorten_searches(monkeypatch, rows=300, max_rank=30, evaluations=2)
     rows = X[:5000], Y[:5000]  # two strips, the last one short
     write_store(tmp_path / "s.zarr", *rows, chunk_rows=1234)
     lazy = [da.from_array(a, chunks=3210) for a in rows]

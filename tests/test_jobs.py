@@ -440,7 +440,7 @@ def test_air_quality(tmp_path):
 
     Its laws are wider by half a percent of coverage.
     """
-    search = "{rows=1500, max_rank=60, evaluations=10, finalists=1, averaged=1, trees=[]}"
+    search = "{rows=1500, max_rank=60, evaluations=10, trees=[]}"
     files = [f"PRSA_Data_{station}_*.csv.gz" for station in ("Dongsi", "Gucheng", "Dingling")]
     options = ("--set", "fit.max_rank=80", "--set", f"fit.tuning={search}")
     options += ("--set", f"ingest.files={json.dumps(files)}")

@@ -258,7 +258,7 @@ def narrow():
     """A model of two columns of y, whose residuals are halved in the first one."""
     x, y = smooth(300)
     y = np.hstack([y, y**2 + 0.1 * RNG.normal(size=y.shape)])
-    tuning = Tuning(rows=300, max_rank=40, evaluations=0, finalists=1, averaged=1, trees=())
+    tuning = Tuning(rows=300, max_rank=40, evaluations=0, trees=())
     model = JointDistribution(tuning=tuning, residual=True, support="continuous").fit(x, y).model_
     assert model.residual.transform is None
     halved, whole = (

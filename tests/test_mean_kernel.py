@@ -15,7 +15,7 @@ from cme_dask.learning.transforms import learn_transform
 
 ALL_HELD_ROWS = True
 
-QUICK = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1, trees=())
+QUICK = Tuning(rows=400, max_rank=30, evaluations=0, trees=())
 
 
 def refits(gram, reg, targets, weights, folds):
@@ -248,7 +248,7 @@ def test_the_basis_holds_what_the_ridge_keeps():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 4))
     y = 2.0 * np.sin(1.5 * x[:, :1]) + x[:, 1:2] * x[:, 2:3] + 0.3 * rng.normal(size=(600, 1))
-    quick = Tuning(rows=400, max_rank=30, evaluations=0, finalists=1, averaged=1, trees=())
+    quick = Tuning(rows=400, max_rank=30, evaluations=0, trees=())
     fit = JointDistribution(residual=True, tuning=quick).fit(x, y, scheduler="synchronous")
     location, found = fit.model_.residual.location, fit.model_.about["residual"]["search"]
     kernel, points = location.kernel, location.points

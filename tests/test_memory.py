@@ -86,7 +86,7 @@ if __name__ == "__main__":
     from cme_dask import Tuning
     warnings.simplefilter("ignore")
     rows = np.random.default_rng(0).standard_normal((5000, 9))
-    options = Tuning(evaluations=0, finalists=1, averaged=1)
+    options = Tuning(evaluations=0)
     told(JointDistribution(tuning=options, max_rank=200, support_size=0).fit(
         rows[:, :6], rows[:, 6:] + rows[:, :3], scheduler="threads", workers=1
     ))

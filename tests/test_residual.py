@@ -32,7 +32,7 @@ from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
 from cme_dask.passes.sources import open_sample
 
-QUICK = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
+QUICK = Tuning(rows=500, evaluations=0, trees=())
 N_FOLDS = 4
 
 

@@ -22,7 +22,7 @@ from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes import checkpoint
 
-QUICK = Tuning(rows=250, max_rank=15, evaluations=4, finalists=2, averaged=1, trees=("shallow",))
+QUICK = Tuning(rows=250, max_rank=15, evaluations=4, trees=("shallow",))
 ESTIMATORS = {
     "joint": lambda: JointDistribution(
         max_rank=15, sample_size=800, support_size=40, n_folds=3, tuning=QUICK

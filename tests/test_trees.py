@@ -32,7 +32,7 @@ from cme_dask.numerics.given_location import MixedMean
 from cme_dask.numerics.scoring import column_deviations, law_error
 from cme_dask.numerics.trees import TreeMean
 
-BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 0, "finalists": 2, "averaged": 1}
+BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 0}
 BOOSTING = HistGradientBoostingRegressor(max_iter=8, min_samples_leaf=5, random_state=0)
 
 

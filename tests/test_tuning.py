@@ -306,7 +306,7 @@ def test_a_search_that_does_not_fit_is_refused_before_it_begins():
 
 def test_the_search_is_part_of_the_predicted_peak():
     x, y = sample_of(2000)
-    options = Tuning(rows=2000, max_rank=200, evaluations=0, finalists=1, averaged=1)
+    options = Tuning(rows=2000, max_rank=200, evaluations=0)
     law = JointDistribution(tuning=options, residual=False)
     plan = law.plan(x, y)
     memory = law.fit(x, y).report_.memory

@@ -116,7 +116,7 @@ def fit(
     if averaged is not None:
         if not learned:
             raise click.UsageError("--averaged is for learned kernels: leave it or a kernel out")
-        options["tuning"] = {"averaged": averaged, "finalists": averaged + 1}
+        options["tuning"] = {"averaged": averaged}
     if growing:
         if averaged not in (None, 1):
             raise click.UsageError("--growing takes one kernel alone: leave --averaged out")
@@ -126,7 +126,7 @@ def fit(
             raise click.UsageError("--growing takes no residuals: leave --location out")
         if options.get("support", "auto") != "auto":
             raise click.UsageError("--growing takes no residuals: leave --support out")
-        options |= {"tuning": {"averaged": 1}, "residual": False}
+        options["residual"] = False
     section = checked(FitSection, options, "")
     rows = TrainingRows(store, x, y, hold_out)
     if dry_run:
@@ -289,8 +289,8 @@ def tune(
 ) -> Shown:
     """Learn transforms, length scales and ridge for STORE (path or URL), and fit.
 
-    Kernels are searched on the row sample by cross-validation; the best few are compared on all
-    rows in one pass, and their density ratios are averaged.
+    Kernels are searched on the row sample by cross-validation; the best one is fitted to all
+    rows in one pass. With --averaged K the best K are, and their density ratios are averaged.
     """
     from cme_dask.cli import tables
     from cme_dask.cli.fitting import TrainingRows
@@ -299,8 +299,6 @@ def tune(
     from cme_dask.cli.schema import FitSection, TuningSection, checked
 
     search = {key: given.pop(key) for key in list(given) if key in TuningSection.model_fields}
-    if "averaged" in search:
-        search["finalists"] = search["averaged"] + 1
     section = checked(FitSection, {**given, "tuning": search}, "")
     result = run(TrainingRows(store, x, y, hold_out), section, **options)
     shown = [*tuning_tables(result), *tables.fit_tables(result), "", tuning_facts(result)]

@@ -453,7 +453,7 @@ _FORMS = {"standard": "standardised", "scores": "normal scores", "given": "given
 
 
 def tuning_tables(result: Result) -> list[Any]:
-    """The stages of a search and the models that are averaged."""
+    """The stages of a search, and the best model or those that are averaged."""
     tuning = result["tuning"]
     trials = tuning["trials"]
     stages = []
@@ -480,7 +480,8 @@ def tuning_tables(result: Result) -> list[Any]:
     ]
     caption = "Length scales in units of the coordinates; losses on held-out folds of all rows."
     if tuning["members"]:
-        values += [grid("Averaged models", head, [*rows, *extra], caption), ""]
+        title = "Averaged models" if len(tuning["members"]) > 1 else "Best model"
+        values += [grid(title, head, [*rows, *extra], caption), ""]
     return values
 
 
@@ -500,7 +501,7 @@ def _scales(member: Result) -> list[str]:
 
 
 def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
-    """Scores of all kernels as they were tried, and the length scales of the averaged models."""
+    """Scores of all kernels as they were tried, and the length scales of the models."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     trials, members = tuning["trials"], tuning["members"]

@@ -141,7 +141,7 @@ class TuningSection(_Section):
     ] = Field(None, description="Pairs of kernels tried after the grid.")
     finalists: int | None = None
     averaged: Annotated[int, Flag(type=click.IntRange(1))] = Field(
-        3, description="Number of learned kernels whose density ratios are averaged."
+        1, description="Number of learned kernels whose density ratios are averaged."
     )
     trees: list[Literal["boosting", "shallow", "forest"]] | None = None
 

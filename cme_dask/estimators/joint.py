@@ -87,9 +87,8 @@ class JointDistribution(JointFit):
     ----------
     kernel_x, kernel_y : Kernel or "median", optional
         Kernels, with length scales in the units of the columns. Default: learned, see
-        :class:`cme_dask.Tuning`; under ``normalized`` the density ratios of the best few are
-        averaged. ``"median"``: Gaussian, with length scales by the median heuristic on standardised
-        columns.
+        :class:`cme_dask.Tuning`. ``"median"``: Gaussian, with length scales by the median heuristic
+        on standardised columns.
     tol : float, optional
         Relative trace error tau = trace(K - L L^T) / trace(K) of the bases over all rows, in
         (0, 1). Pivots are added until it is reached, whether kernels are given or learned, and a
@@ -510,7 +509,7 @@ class JointDistribution(JointFit):
         whole = sample.n_rows <= self.sample_size if stored is None else stored.complete
         return {
             "learned": learned,
-            "specs": self._tuning.finalists if averages else 1,
+            "specs": self._tuning.n_finalists if averages else 1,
             "residual": not plans and bool(located) and not sample.columns[1].categories,
             "screened": self.residual == "auto" and not whole,
             "given": given,

@@ -493,7 +493,7 @@ def _quick(fit: JointFit) -> Tuning:
         tuning,
         criterion="auto" if tuning.criterion == "validation" else tuning.criterion,
         evaluations=most if tuning.evaluations is None else min(most, tuning.evaluations),
-        finalists=min(RESIDUAL_FINALISTS, tuning.finalists),
+        finalists=min(RESIDUAL_FINALISTS, tuning.n_finalists),
     )
 
 

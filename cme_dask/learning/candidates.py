@@ -125,9 +125,10 @@ class Tuning:
         columns; of more columns those that matter least share a factor of their length scales, and
         no more than there are length scales, and two, refine nothing.
     finalists
-        Candidates whose moments are made of all rows.
+        Candidates whose moments are made of all rows; default: as many as are averaged.
     averaged
-        Best of them whose density ratios are averaged.
+        Best of them whose density ratios are averaged. A mean of several takes so many times as
+        long as one, and its laws are no better: docs/tuning.md has figures.
     trees
         Regression trees that are compared with the ridge regression as the location of y:
         ``"boosting"``, ``"shallow"`` (boosting of trees of four leaves) and ``"forest"``, or none,
@@ -138,8 +139,8 @@ class Tuning:
     rows: int = 2048
     max_rank: int = 200
     evaluations: int | None = None
-    finalists: int = 4
-    averaged: int = 3
+    finalists: int | None = None
+    averaged: int = 1
     trees: tuple[str, ...] = TREES
 
     def settled(self, columns_y: int) -> "Tuning":
@@ -158,6 +159,11 @@ class Tuning:
             return self
         return replace(self, criterion="joint+crps" if columns_y == 1 else "crps")
 
+    @property
+    def n_finalists(self) -> int:
+        """How many candidates have their moments made of all rows."""
+        return self.averaged if self.finalists is None else self.finalists
+
     def __post_init__(self) -> None:
         if self.criterion not in CRITERIA:
             raise DataError(
@@ -170,7 +176,7 @@ class Tuning:
         least = {"rows": 50, "max_rank": 2, "evaluations": 0, "finalists": 1, "averaged": 1}
         for name, low in least.items():
             value = getattr(self, name)
-            if name == "evaluations" and value is None:
+            if name in ("evaluations", "finalists") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise DataError(f"{name} must be an integer of at least {low}, got {value!r}")

@@ -229,7 +229,7 @@ def search_joint(
         callback,
         evaluations=most,
         widening=most // 2,
-        finalists=options.finalists,
+        finalists=options.n_finalists,
         memory=memory,
         cores=cores,
     )
