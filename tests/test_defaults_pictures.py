@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from cme_dask import JointDistribution, load
+from cme_dask import JointDistribution, Tuning, load
 from cme_dask.models.spectra import spectra
 
 mpl.use("Agg")
@@ -21,7 +21,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def fit(data):
-    return JointDistribution().fit(*data)
+    return JointDistribution(tuning=Tuning(averaged=2)).fit(*data)
 
 
 @pytest.fixture(autouse=True)

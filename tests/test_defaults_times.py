@@ -1,4 +1,4 @@
-"""A default fit reports its ranks by member, and the wall time of the whole fit."""
+"""A fit reports its ranks, by member where several are averaged, and the wall time of all of it."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import write_store
 
-from cme_dask import JointDistribution
+from cme_dask import JointDistribution, Tuning
 from cme_dask.cli import cli
 from cme_dask.cli.run_report import PeakMemory
 from cme_dask.passes.driver import A_WORKER
@@ -23,11 +23,11 @@ def data():
     return x, np.sin(2 * x) + 0.3 * rng.normal(size=(300, 1))
 
 
-@pytest.fixture(scope="module")
-def timed(data):
-    """A default fit, and its wall time."""
+@pytest.fixture(scope="module", params=[1, 2])
+def timed(request, data):
+    """A fit with learned kernels, of one model or of a mean, and its wall time."""
     begin = time.perf_counter()
-    fit = JointDistribution(max_rank=MOST).fit(*data)
+    fit = JointDistribution(max_rank=MOST, tuning=Tuning(averaged=request.param)).fit(*data)
     return fit, time.perf_counter() - begin
 
 
@@ -50,17 +50,19 @@ def test_ranks_are_those_of_the_members(timed):
         side = "xy".index(variable.columns.names[0][0])
         ranks = tuple(member.component.sides[side].basis.rank for member in fit.members_)
         assert basis.ranks == variable.ranks == ranks
-        assert basis.rank == max(ranks) <= MOST < sum(ranks)
+        assert basis.rank == max(ranks) <= MOST
+        assert len(ranks) == fit.tuning.averaged
         assert len(basis.pivots) == sum(ranks)
         low = min(ranks)
         span = f"{low}" if low == max(ranks) else f"{low} to {max(ranks)}"
-        text = f"{len(ranks)} members of rank {span} each, {variable.basis.rank} functions"
-        assert text in repr(fit.model_)
+        several = f"{len(ranks)} members of rank {span} each, {variable.basis.rank} functions"
+        assert (several if len(ranks) > 1 else f"rank {low}") in repr(fit.model_)
 
 
 def test_the_command_reports_ranks_by_member_and_both_times(data, tmp_path):
     store = write_store(tmp_path / "s.zarr", *data)
     args = ["fit", store, "--out", tmp_path / "m.zarr", "--max-rank", MOST, "--residual", "no"]
+    args += ["--averaged", 2]
     begin = time.perf_counter()
     done = CliRunner().invoke(cli, [*map(str, args), "--json"], catch_exceptions=False)
     wall = time.perf_counter() - begin
@@ -70,7 +72,7 @@ def test_the_command_reports_ranks_by_member_and_both_times(data, tmp_path):
     assert found["rows_per_second"] == pytest.approx(300 / found["seconds"])
     for variable in found["variables"].values():
         assert variable["rank"] == max(variable["ranks"]) <= MOST
-        assert len(variable["ranks"]) > 1
+        assert len(variable["ranks"]) == 2
 
 
 def test_memory_is_measured_where_it_was_predicted(cluster):

@@ -603,9 +603,9 @@ class JointDistribution(JointFit):
         state["_functions"] = tuple(map(importable, self._functions))
         state["sides_"] = importable_sides(self.sides_)
         state["members_"] = lean_members(self.members_)
-        if len(self.members_) > 1:
-            # Moments of all members are twenty times the model, and no query needs them; of one
-            # member alone the model holds them, so that it can grow.
+        if len(self.members_) > 1 or (self.members_ and self.model_.residual is not None):
+            # Moments by fold are many times the model, no query needs them, and no rows are added
+            # to averages and locations. Others hold them, so that they can grow.
             state.pop("moments_", None)
         return state
 

@@ -213,7 +213,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     of_residuals = _plain_fit(fit, second)
     _report(context, DECISION)
     located, gain, values = _decided(context, result, second, of_residuals, location.residuals)
-    metadata |= {"kept": gain.pays or not auto, "decided": "all rows", **_figures(gain)}
+    metadata |= {"kept": gain.gain > 0.0 or not auto, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
     return _with_location(result.described(support=values), located, metadata, passes)
 
@@ -280,7 +280,7 @@ def _given_fit(
     _report(context, DECISION)
     located, gain, values = _decided(context, result, second, of_residuals, residuals)
     metadata = {
-        "kept": gain.pays or not (given.auto and context.residual == "auto"),
+        "kept": gain.gain > 0.0 or not (given.auto and context.residual == "auto"),
         "decided": "all rows" if given.auto else "given",
         "location": given.words,
         **_figures(gain),

@@ -49,10 +49,12 @@ class Location(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class MeanFunction:
-    r"""Location of columns z given x, :math:`\mu(x) = a + k(x, p) B + t(x) T`.
+    r"""Location of columns z given x, :math:`\mu(x) = a + k(s(x), p) B + t(x) T`.
 
     The trend is linear in t(x), which is x itself within a range of it and goes on constant beyond:
-    where data are rare it extrapolates better than kernels do, and far away it stays bounded.
+    where data are rare it extrapolates better than kernels do, and far away it stays bounded. So
+    does s(x), which is x in columns without a range: with a small ridge, a sum of smooth kernels
+    would go on like a polynomial of high degree.
 
     Parameters
     ----------
@@ -91,11 +93,16 @@ class MeanFunction:
         """t(x) of rows x, shape (n, d)."""
         return np.clip(x, self.low, self.high)
 
+    def section(self, x: Array) -> Array:
+        """k(s(x), p) at rows x, shape (n, m)."""
+        within = np.where(self.low < self.high, self.clipped(x), x)
+        return self.kernel(within, self.points)
+
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
         result = self.constant + self.clipped(x) @ self.trend
         for here in _slices(len(x)):
-            result[here] += self.kernel(x[here], self.points) @ self.coef
+            result[here] += self.section(x[here]) @ self.coef
         return result
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
@@ -225,7 +232,7 @@ class RidgeResiduals(Residuals):
         )
         result = np.empty((len(x), q))
         for here in _slices(len(x)):
-            section = self.location.kernel(x[here], self.location.points)
+            section = self.location.section(x[here])
             # The locations of all folds cost less than to sort the rows by fold.
             each = section @ coefs + self.location.clipped(x[here]) @ trends
             each = each.reshape(-1, n_folds, q)
