@@ -132,6 +132,12 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
     return Screening(metadata, second)
 
 
+def _of_pass(context: FitContext, screening: Screening | None) -> FitContext:
+    """The context of the first pass, which makes moments for a location only if one is tried."""
+    left_out = screening is not None and screening.second is None
+    return replace(context, mean=None) if left_out else context
+
+
 def located_plan(
     fit: JointFit, context: FitContext, planned: Callable[[FitContext], FitPlan]
 ) -> FitPlan:
@@ -149,6 +155,7 @@ def located_plan(
     begin = time.perf_counter()
     screening = _screened(fit, context)
     seconds = time.perf_counter() - begin
+    context = _of_pass(context, screening)
     plan = planned(context)
     if screening is None:
         beside = None if context.mean is None else _beside_solution(context, plan.memory)
@@ -181,6 +188,7 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     if context.given is not None:
         return _given_fit(fit, context, context.given)
     screening = _screened(fit, context)
+    context = _of_pass(context, screening)
     with _SecondAhead(fit, context) as ahead:
         begin = None if screening is not None else ahead.begin
         context, result = with_values(context, _plain_fit(fit, context, begin))
