@@ -109,8 +109,8 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
     assert (found.skill > 0.5).all()
 
 
-def test_trends_go_on_constant_beyond_their_range():
-    """And columns without a range, such as codes of labels, have none."""
+def test_locations_go_on_constant_beyond_the_range_of_x():
+    """Columns without a range, such as codes of labels, have no trend, and go on as they are."""
     rng = np.random.default_rng(0)
     x = np.column_stack([rng.uniform(-1, 1, 500), rng.integers(0, 3, 500)])
     y = (3.0 * x[:, 0] + 5.0 * x[:, 1])[:, None]
@@ -121,15 +121,25 @@ def test_trends_go_on_constant_beyond_their_range():
     folds = (np.arange(500) % 4).astype(np.uint8)
     moments = strip_moments(MomentReduction(sides, 4), (x, y), None, folds)
     within = np.array([-1.0, 0.0]), np.array([1.0, 0.0])
-    location = fit_mean_function(
-        moments, sides[0].basis, slice(0, 1), within=within
-    ).residuals.location
+    residuals = fit_mean_function(moments, sides[0].basis, slice(0, 1), within=within).residuals
+    location = residuals.location
     assert abs(location.trend[0, 0]) > 1.0
     assert location.trend[1, 0] == 0.0
     far = np.array([[1e6, 1.0], [1e9, 1.0], [1.0, 1e9]])
-    flat = location.constant + location.trend[0]
+    edge = np.array([[1.0, 1.0]])
+    section = location.kernel(edge, location.points)
+    flat = location.constant + section @ location.coef + location.trend[0]
+    assert np.abs(section @ location.coef).max() > 1e-3
     np.testing.assert_allclose(location(far)[:2], np.tile(flat, (2, 1)), rtol=1e-12)
-    assert np.isfinite(location(far)).all()
+    np.testing.assert_allclose(location(far)[2], location.constant + location.trend[0], rtol=1e-12)
+    fold = np.array([3, 3])
+    np.testing.assert_allclose(
+        residuals.held_out(far[:2], fold), residuals.held_out(edge, fold[:1]).repeat(2, 0)
+    )
+    # Extrapolated, the kernels of a function that is almost free of noise would go astray.
+    inside = location(np.linspace([-1.0, 1.0], [1.0, 1.0], 50))
+    beyond = location(np.linspace([1.0, 1.0], [9.0, 1.0], 50))
+    assert inside.min() <= beyond.min() <= beyond.max() <= inside.max()
 
 
 def test_rows_of_a_fold_do_not_change_their_own_location(located):
@@ -232,10 +242,18 @@ def test_it_is_kept_where_it_pays(name, kept, transform):
     if kept:
         plain, moved = about["crps"]
         np.testing.assert_allclose(about["gain"], plain - moved, rtol=1e-9)
-        assert about["gain"] > about["std"] > 0
+        assert about["gain"] > 0 < about["std"]
         assert "laws moved" in repr(fit.model_)
     else:
         assert about["decided"] == "location"
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.5, True), (-0.5, False)])
+def test_a_gain_that_is_smaller_than_its_error_is_one(monkeypatch, gain, kept):
+    made = Gain(1.0, 1.0 - gain, gain, 1.0, 300)
+    monkeypatch.setattr(residual, "paired_gain", lambda *_: made)
+    fit = JointDistribution(tuning=QUICK).fit(*smooth_rows())
+    assert fit.model_.about["residual"]["kept"] == kept == (fit.model_.residual is not None)
 
 
 def test_what_a_model_finds_without_it_stays_as_it_is():
@@ -252,13 +270,18 @@ def test_what_a_model_finds_without_it_stays_as_it_is():
 
 
 @pytest.mark.parametrize("pays", [False, True])
-def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
+def test_a_table_much_larger_than_its_row_sample_is_screened_first(monkeypatch, pays):
     """No second pass is made where refits on the row sample gain nothing."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, size=(12_000, 1))
     # Of two branches the middle says little, though it explains some of the variance.
     branches = rng.choice([-1.0, 1.0], size=x.shape) * (1 + x) + 0.2 * x
     y = (4 * x if pays else branches) + 0.1 * rng.normal(size=x.shape)
+    sums = []
+    first_pass = tuned.MomentSets
+    monkeypatch.setattr(
+        tuned, "MomentSets", lambda sets: sums.append(len(sets)) or first_pass(sets)
+    )
     fit = JointDistribution(sample_size=2000, support_size=300, tuning=QUICK)
     plan, events = fit.plan(x, y), []
     fit.fit(x, y, progress=events.append)
@@ -268,6 +291,8 @@ def test_a_table_much_larger_than_its_row_sample_is_screened_first(pays):
     assert fit.n_passes_ == 1 + pays
     # It is known before the first pass, by the plan and by the progress.
     assert plan.passes == fit.n_passes_
+    # Without it, the pass makes the moments of the law alone.
+    assert sums[0] == 1 + pays
     assert plan.residual is pays
     assert (plan.residual_seconds[0] > 0.0) == pays == ("location model" in plan.parts)
     assert plan.parts["trial of a location model"] > 0.0
@@ -527,7 +552,7 @@ def test_standard_errors_know_units():
     np.testing.assert_allclose(four.std, found.std, rtol=1e-12)
     assert not paired_gain(plain, plain, np.ones(400), units).pays
     assert not paired_gain(plain, moved, np.ones(400), 0 * units).pays
-    # Two standard errors are clear, one is enough where rows are few.
+    # Two standard errors are clear.
     for errors, pays, clear in ((0.5, False, False), (1.5, True, False), (2.5, True, True)):
         gain = Gain(1.0, 0.9, errors * 0.1, 0.1, 400)
         assert (gain.pays, gain.is_clear) == (pays, clear)
