@@ -127,8 +127,8 @@ class Tuning:
     finalists
         Candidates whose moments are made of all rows; default: as many as are averaged.
     averaged
-        Best of them whose density ratios are averaged. A mean of several takes so many times as
-        long as one, and its laws are no better: docs/tuning.md has figures.
+        Best of them whose density ratios are averaged. A mean of several takes longer, and its laws
+        are hardly better: docs/tuning.md has figures.
     trees
         Regression trees that are compared with the ridge regression as the location of y:
         ``"boosting"``, ``"shallow"`` (boosting of trees of four leaves) and ``"forest"``, or none,
