@@ -465,7 +465,9 @@ def tuning_tables(result: Result) -> list[Any]:
         "",
     ]
     names = [*result["variables"]["x"]["columns"], *result["variables"]["y"]["columns"]]
-    head = ("column", *(f"model {i + 1}" for i in range(len(tuning["members"]))))
+    several = len(tuning["members"]) > 1
+    names_of = (f"model {i + 1}" if several else "" for i in range(len(tuning["members"])))
+    head = ("column", *names_of)
     scales = [_scales(member) for member in tuning["members"]]
     rows = [(name, *(each[i] for each in scales)) for i, name in enumerate(names)]
     crps = (f"{m['crps']:.4f}" for m in tuning["members"])
@@ -480,7 +482,7 @@ def tuning_tables(result: Result) -> list[Any]:
     ]
     caption = "Length scales in units of the coordinates; losses on held-out folds of all rows."
     if tuning["members"]:
-        title = "Averaged models" if len(tuning["members"]) > 1 else "Best model"
+        title = "Averaged models" if several else "Best model"
         values += [grid(title, head, [*rows, *extra], caption), ""]
     return values
 
@@ -540,7 +542,7 @@ def tuning_picture(tuning: Result, names: Sequence[str], path: Path) -> None:
         right.set_yticks(at, [_labelled(name, i, members) for i, name in enumerate(names)])
         right.set_xlabel("length scale in its coordinates")
         right.set_title("Columns, the more telling the shorter")
-        if members:
+        if len(members) > 1:
             figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=2)
 
 
