@@ -66,9 +66,13 @@ def test_the_first_call_is_a_fit():
     assert repr(first.get_params()) == repr(whole.get_params())
 
 
-def test_learned_kernels_keep_the_best_alone():
-    quick = Tuning(rows=200, evaluations=4)
-    model = JointDistribution(tol=0.1, tuning=quick).partial_fit(X[:CUT], Y[:CUT], **ONE)
+@pytest.mark.parametrize("first", ["partial_fit", "fit"])
+def test_learned_kernels_take_more_rows(first):
+    """The first call of partial_fit keeps the best kernels alone, and fits no location."""
+    averaged, residual = (2, "auto") if first == "partial_fit" else (1, False)
+    quick = Tuning(rows=200, evaluations=4, averaged=averaged)
+    model = JointDistribution(tol=0.1, tuning=quick, residual=residual)
+    getattr(model, first)(X[:CUT], Y[:CUT], **ONE)
     assert len(model.members_) == 1
     assert model.model_.residual is None
     before = model.model_

@@ -283,9 +283,9 @@ def test_what_does_not_add_up_is_refused():
     with pytest.raises(DataError, match="got int"):
         merge([3])
     model = whole_model()
-    several = StackedBasis((model.x.basis,) * 2)  # as of learned kernels
+    several = StackedBasis((model.x.basis,) * 2)  # as of averages
     mean = replace(model, x=replace(model.x, basis=several))
-    with pytest.raises(DataError, match=r"mean of several.*kernel_x, kernel_y and reg given"):
+    with pytest.raises(DataError, match=r"mean of several.*averaged=1"):
         merge([mean, mean])
     moved = fitted(residual=True).model_
     with pytest.raises(DataError, match=r"location model.*residual=False"):

@@ -136,10 +136,6 @@ def test_locations_go_on_constant_beyond_the_range_of_x():
     np.testing.assert_allclose(
         residuals.held_out(far[:2], fold), residuals.held_out(edge, fold[:1]).repeat(2, 0)
     )
-    # Extrapolated, the kernels of a function that is almost free of noise would go astray.
-    inside = location(np.linspace([-1.0, 1.0], [1.0, 1.0], 50))
-    beyond = location(np.linspace([1.0, 1.0], [9.0, 1.0], 50))
-    assert inside.min() <= beyond.min() <= beyond.max() <= inside.max()
 
 
 def test_rows_of_a_fold_do_not_change_their_own_location(located):
@@ -398,6 +394,12 @@ def test_a_search_of_residuals_without_gradients_refines_more(monkeypatch):
     JointDistribution(reg_form="single", tuning=tuning, **options).fit(x, y)
     assert len(found) == 2
     assert sum(trial.stage == "refine" for trial in found[1].trials) > 10
+
+
+def test_averages_of_residuals_are_of_three_at_most():
+    tuning = Tuning(rows=200, max_rank=20, evaluations=0, averaged=4, trees=())
+    fit = JointDistribution(tuning=tuning, residual=True, max_rank=20).fit(*smooth_rows())
+    assert len(fit.model_.residual.model.x.ranks) <= 3
 
 
 def test_kernels_that_are_given_are_what_is_fitted():

@@ -336,6 +336,7 @@ def test_rows_of_one_fold_are_refused():
         ({"rows": 10}, "rows must be an integer of at least 50"),
         ({"finalists": 0}, "finalists must be an integer of at least 1"),
         ({"averaged": True}, "averaged must be an integer"),
+        ({"averaged": 3, "finalists": 2}, "averaged must be at most finalists, got 3 of 2"),
     ],
 )
 def test_unusable_options_are_refused(options, message):

@@ -466,8 +466,8 @@ def tuning_tables(result: Result) -> list[Any]:
     ]
     names = [*result["variables"]["x"]["columns"], *result["variables"]["y"]["columns"]]
     several = len(tuning["members"]) > 1
-    names_of = (f"model {i + 1}" if several else "" for i in range(len(tuning["members"])))
-    head = ("column", *names_of)
+    models = (f"model {i + 1}" if several else "" for i in range(len(tuning["members"])))
+    head = ("column", *models)
     scales = [_scales(member) for member in tuning["members"]]
     rows = [(name, *(each[i] for each in scales)) for i, name in enumerate(names)]
     crps = (f"{m['crps']:.4f}" for m in tuning["members"])

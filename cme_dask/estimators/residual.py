@@ -497,11 +497,13 @@ def _quick(fit: JointFit) -> Tuning:
     """A shorter search: little of x is left in residuals, and their functions are not declared."""
     tuning, along = fit._tuning, fit.reg_form == "two-sided"
     most = RESIDUAL_EVALUATIONS if along else RESIDUAL_WITHOUT_SLOPES
+    finalists = min(RESIDUAL_FINALISTS, tuning.n_finalists)
     return replace(
         tuning,
         criterion="auto" if tuning.criterion == "validation" else tuning.criterion,
         evaluations=most if tuning.evaluations is None else min(most, tuning.evaluations),
-        finalists=min(RESIDUAL_FINALISTS, tuning.n_finalists),
+        finalists=finalists,
+        averaged=min(tuning.averaged, finalists),
     )
 
 

@@ -180,6 +180,11 @@ class Tuning:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise DataError(f"{name} must be an integer of at least {low}, got {value!r}")
+        if self.n_finalists < self.averaged:
+            raise DataError(
+                f"averaged must be at most finalists, got {self.averaged} of {self.n_finalists}: "
+                "raise finalists, or leave it out"
+            )
 
 
 @dataclass(frozen=True)

@@ -217,12 +217,10 @@ def _check_adds(model: JointModel) -> None:
     """DataError unless sums over the rows are all that the model is made of."""
     if len(model.x.ranks) > 1:
         raise DataError(
-            "this model is a mean of several, as models with learned kernels are, and cannot take "
-            "more rows or be merged: "
+            "this model is a mean of several, and cannot take more rows or be merged: "
             + remedy(
-                "make the first fit with partial_fit, which uses the best kernels alone, or with "
-                "kernel_x, kernel_y and reg given",
-                "fit with --growing",
+                "fit with tuning=Tuning(averaged=1), or make the first fit with partial_fit",
+                "fit without --averaged, or with --growing",
             )
         )
     if model.residual is not None:
@@ -281,8 +279,8 @@ def merge(models: Iterable[JointModel | str | os.PathLike[str]]) -> JointModel:
     ------
     DataError
         If there are none, if they differ (the difference is named), if two have rows of the same
-        model in them, or if one is of a kind that does not add up: a mean of several models
-        (learned kernels), or one with a residual reference.
+        model in them, or if one is of a kind that does not add up: a mean of several models,
+        or one with a location.
     StoreError
         If a stored one is damaged.
     ConvergenceError
