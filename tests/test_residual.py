@@ -398,7 +398,7 @@ def test_a_search_of_residuals_without_gradients_refines_more(monkeypatch):
 
 def test_averages_of_residuals_are_of_three_at_most():
     tuning = Tuning(rows=200, max_rank=20, evaluations=0, averaged=4, trees=())
-    fit = JointDistribution(tuning=tuning, residual=True, max_rank=20).fit(*smooth_rows())
+    fit = JointDistribution(tuning=tuning, residual=True).fit(*smooth_rows())
     assert len(fit.model_.residual.model.x.ranks) <= 3
 
 
