@@ -113,16 +113,22 @@ class DistanceEvaluator(BlockEvaluator):
         if self._smooth:
             ops.matmul(v, u, out=out)
         else:
-            ops.subtract(v[:, :1], u[:1, :], out=out)
-            self.kernel.term(ops, out)
-            for j in range(1, v.shape[1]):
-                part = self.scratch.like(self.xp, out)
-                ops.subtract(v[:, j : j + 1], u[j : j + 1, :], out=part)
-                self.kernel.term(ops, part)
-                ops.add(out, part, out=out)
+            for few in in_cache(out):
+                self._add_terms(v[few, :], u, out[few, :])
         if places:
             put_columns(out, places, self._sums(far))
         self.kernel.finish(ops, out, self.scratch, self.log)
+
+    def _add_terms(self, v: Array, u: Array, out: Array) -> None:
+        """Sums of the terms of the differences of these points and rows, a column at a time."""
+        ops = self.ops
+        ops.subtract(v[:, :1], u[:1, :], out=out)
+        self.kernel.term(ops, out)
+        for j in range(1, v.shape[1]):
+            part = self.scratch.like(self.xp, out)
+            ops.subtract(v[:, j : j + 1], u[j : j + 1, :], out=part)
+            self.kernel.term(ops, part)
+            ops.add(out, part, out=out)
 
     def _sums(self, far: list[int]) -> Array:
         """Factor times the sums of the terms of (z - x) / l for these rows, shape (m, len(far))."""
@@ -408,8 +414,6 @@ class Matern(Stationary):
 
     nu: float
 
-    # By differences: the root would turn an error of 1e-16 at r = 0 into one of 1e-8.
-    smooth: ClassVar[bool] = False
     fixed: ClassVar[tuple[str, ...]] = ("nu",)
 
     def __post_init__(self) -> None:
@@ -417,6 +421,16 @@ class Matern(Stationary):
         if not is_a(self.nu, Real) or self.nu not in (0.5, 1.5, 2.5):
             raise DataError(f"nu must be 0.5, 1.5 or 2.5, got {self.nu!r}")
         object.__setattr__(self, "nu", float(self.nu))
+
+    @property
+    def smooth(self) -> bool:  # type: ignore[override]
+        """Whether nu > 1/2: of exp(-r) the root would turn an error of 1e-16 at 0 into 1e-8."""
+        return self.nu > 1.0
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]
+        """2 nu: of r^2 it makes s^2."""
+        return 2.0 * self.nu
 
     def of_squares(self, xp: Any, squares: Array) -> Array:
         """Return the polynomial in s = sqrt(2 nu) r times exp(-s)."""
@@ -436,18 +450,20 @@ class Matern(Stationary):
         return slope if self.nu < 2.0 else slope * ((1.0 + s) / 3.0)
 
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
-        """From r^2 to s and to k, in place."""
-        ops.multiply(out, 2.0 * self.nu, out=out)
-        ops.sqrt(out, out=out)
-        factor = self._factor(ops, out, scratch)
-        ops.negative(out, out=out)
-        exponentiate(self, ops, out, scratch, log)
-        if factor is not None and log:
-            ops.log1p(factor, out=factor)
-            ops.add(out, factor, out=out)
-        elif factor is not None:
-            ops.add(factor, 1.0, out=factor)
-            ops.multiply(out, factor, out=out)
+        """From s^2 to s and to k, in place; s^2 may be rounded to less than zero."""
+        for few in in_cache(out):
+            part = out[few, :]
+            ops.maximum(part, 0.0, out=part)
+            ops.sqrt(part, out=part)
+            factor = self._factor(ops, part, scratch)
+            ops.negative(part, out=part)
+            exponentiate(self, ops, part, scratch, log)
+            if factor is not None and log:
+                ops.log1p(factor, out=factor)
+                ops.add(part, factor, out=part)
+            elif factor is not None:
+                ops.add(factor, 1.0, out=factor)
+                ops.multiply(part, factor, out=part)
 
     def _factor(self, ops: Any, s: Array, scratch: Scratch) -> Array | None:
         """What exp(-s) is multiplied with, less 1: nothing, s, or s + s^2 / 3 = s (1 + s / 3)."""

@@ -24,6 +24,8 @@ Array = Any
 FORMS = ("standard", "scores")
 """Coordinates of numeric columns: in standard deviations, or normal scores."""
 
+_ALIKE = 0.99  # correlation of columns in both forms from which one of them is enough
+
 TREES = ("boosting", "shallow", "forest")
 """Regression trees that may be the location of y."""
 
@@ -276,10 +278,25 @@ class SearchedVariable:
             for form in FORMS:
                 self.maps[form] = learn_transform(self.rows, self.weights, self.categorical, form)
             self.constant = tuple(constant_columns(self.rows, self.weights, self.categorical))
-        # Categories have no scores: with nothing else there is one form only.
-        self.forms = tuple(self.maps)[: 1 if all(self.categorical) else 2] or ("given",)
         self.values = {form: map_rows(self.rows) for form, map_rows in self.maps.items()}
         self.values["given"] = self.rows
+        self.forms = tuple(self.maps)[: 1 if self._alike() else 2] or ("given",)
+
+    def _alike(self) -> bool:
+        """Whether the second form is nearly a linear function of the first, column by column.
+
+        Kernels of one are then nearly kernels of the other. Categories have no scores.
+        """
+        if not self.maps:
+            return True
+        varying = [
+            j for j, coded in enumerate(self.categorical) if not coded and j not in self.constant
+        ]
+        weights = self.weights / self.weights.sum()
+        one, two = (self.values[form][:, varying] for form in FORMS)
+        one, two = one - weights @ one, two - weights @ two
+        spread = np.sqrt((weights @ one**2) * (weights @ two**2))
+        return bool((weights @ (one * two) >= _ALIKE * spread).all())
 
     def start(self, form: str, scale: float) -> KernelPoint:
         """One length scale for all varying numeric columns, larger the more there are."""

@@ -48,7 +48,7 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
-_SHORTLIST = 8
+_SHORTLIST = 3  # the best pairs of fewer rows: with 8 of them laws were no better
 _MORE = 4  # times as many rows resolve length scales that fewer ones do not
 _FACTORS = (0.7, 1.4)
 
@@ -357,7 +357,7 @@ def search(
 
     A problem with many rows is searched on fewer of them, or with bases of lower rank. In all of it
     the best candidates are compared, and of four times as many rows also those with the shortest
-    scales of the grid; then the best is refined once more.
+    scales of the grid; then the best is refined once more, unless the search is a brief one.
 
     Parameters
     ----------
@@ -399,7 +399,7 @@ def search(
         if problem.rougher:
             _roughen(tried)
         if first is not problem:
-            shortlist = _simplified(tried, _finalists(tried, _SHORTLIST))
+            shortlist = _simplified(tried, _finalists(tried, max(_SHORTLIST, 2 * finalists)))
             if len(problem.rows.order) >= _MORE * len(first.rows.order):
                 shortlist += _shortest(tried)
             tried = KernelSearch(problem, callback, evaluations, memory, cores, tried)
@@ -558,11 +558,12 @@ def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
 def _rescale(tried: KernelSearch, evaluations: int) -> None:
     """The best length scales once more, since more rows resolve more.
 
-    A few steps along the gradient, where it is known; else all of x by one factor, and all of y by
-    another one.
+    A few steps along the gradient, where it is known, of a search that is not brief; else all of x
+    by one factor, and all of y by another one.
     """
-    if tried.problem.ridge_by_ridge and evaluations >= _LEAST:
-        _refine(tried, tried.best, evaluations // _LAST, "rescale", _bounds(tried.best))
+    if tried.problem.ridge_by_ridge:
+        if evaluations >= _LEAST:
+            _refine(tried, tried.best, evaluations // _LAST, "rescale", _bounds(tried.best))
         return
     for i in (0, 1, 1, 0):
         for factor in _FACTORS:
