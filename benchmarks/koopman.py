@@ -427,6 +427,17 @@ def koopman_picture(result: Result, path: Path) -> None:
         axes[0].set_ylabel("mean distance of eigenvalues")
 
 
+def known_values() -> dict[str, Any]:
+    """Eigenvalues and condition numbers of each process, which take a second."""
+    return {
+        name: {
+            "eigenvalues": [[value.real, value.imag] for value in process.eigenvalues + 0j],
+            "conditions": process.conditions.tolist(),
+        }
+        for name, process in SCENARIOS.items()
+    }
+
+
 STUDY = Study(
     "koopman",
     KoopmanOptions,
@@ -435,13 +446,7 @@ STUDY = Study(
     koopman_picture,
     koopman_tables,
     page=koopman_page,
-    settings={
-        name: {
-            "eigenvalues": [[value.real, value.imag] for value in process.eigenvalues + 0j],
-            "conditions": process.conditions.tolist(),
-        }
-        for name, process in SCENARIOS.items()
-    },
+    settings=known_values,
     remark=None
     if peer_installed()
     else "kooplearn is not installed: pip install kooplearn, to compare with it",

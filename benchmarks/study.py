@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, ClassVar
@@ -307,7 +307,7 @@ class Study:
     picture, tables, page
         Made from the JSON form.
     settings
-        Further entries of the settings in the JSON form.
+        Makes further entries of the settings in the JSON form.
     remark
         What is said before it begins.
     """
@@ -319,7 +319,7 @@ class Study:
     picture: Callable[[Result, Path], None]
     tables: Callable[[Result], Iterable[Any]]
     page: Callable[[Result], str] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Callable[[], Mapping[str, Any]] = dict
     remark: str | None = None
 
     def run(
@@ -360,7 +360,7 @@ class Study:
             "schema_version": SCHEMA_VERSION,
             "seconds": time.time() - begin,
             "machine": describe_machine(),
-            "settings": {"seeds": options.seeds, "rows": list(options.rows), **self.settings},
+            "settings": {"seeds": options.seeds, "rows": list(options.rows), **self.settings()},
             "cells": cells,
             "verdicts": self.verdicts(cells),
             "files": [],
@@ -604,5 +604,5 @@ STUDY = Study(
     study_picture,
     study_tables,
     page=study_page,
-    settings={"default": DEFAULT},
+    settings=lambda: {"default": DEFAULT},
 )

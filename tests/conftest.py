@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import compileall
 import contextlib
 import itertools
-import multiprocessing
+import multiprocessing.forkserver
 import shutil
 import sys
 import threading
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import zarr
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers as hypothesis_providers
 from threadpoolctl import threadpool_limits
 
 IDLE = {
@@ -36,12 +37,35 @@ IDLE = {
 }
 """Options of a cluster that does nothing most of the time: Dask's own take 10 % of a core."""
 
-QUICK_WORKERS = {"distributed.worker.multiprocessing-method": "forkserver"}
-"""Worker processes of a cluster begin without imports, which take seconds."""
+IMPORTED = "distributed", "pandas", "cme_dask.estimators.joint", "cme_dask.data.ingest"
+"""What the process has imported that others are forked from: to import it takes seconds."""
+
+
+def fork_server():
+    """The context of processes that begin without imports.
+
+    Each process of tests has one server, and whoever starts it decides what it imports: Dask would
+    leave out this package.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*IMPORTED])
+    multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def forked_workers(**options):
+    """Clusters that start here fork their worker processes, see :func:`fork_server`."""
+    fork_server()
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"} | options):
+        yield
+
 
 # By default examples have 200 ms each, which they exceed where other work fills the machine.
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
+# Else it parses all modules of the package and of the tests, for constants to try: many seconds.
+hypothesis_providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure(config):
@@ -72,9 +96,7 @@ class ForkedPool(ProcessPoolExecutor):
     """Worker processes that are forked from one which has imported the package."""
 
     def __init__(self, workers, context, **options):
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["cme_dask.estimators.joint", "cme_dask.data.ingest"])
-        super().__init__(workers, server, **options)
+        super().__init__(workers, fork_server(), **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +146,7 @@ def local_cluster():
     """A real cluster, scheduler and two worker processes over TCP, which starts only once."""
     from distributed import LocalCluster
 
-    with dask.config.set(IDLE | QUICK_WORKERS):
+    with forked_workers(**IDLE):
         local = LocalCluster(
             n_workers=2,
             threads_per_worker=1,

@@ -13,7 +13,7 @@ import dask
 import numpy as np
 import psutil
 import pytest
-from conftest import QUICK_WORKERS
+from conftest import forked_workers
 from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,12 +34,18 @@ def test_the_tree_is_the_one_that_sums_follow(leaves):
     assert nodes[-1] == expected
 
 
+@pytest.fixture(autouse=True)
+def quick():
+    with forked_workers():
+        yield
+
+
 @pytest.fixture
 def small():
     """A cluster of one worker process that is brought back when it dies, however slowly."""
     patience = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
     with (
-        dask.config.set(QUICK_WORKERS | patience | {"distributed.scheduler.allowed-failures": 0}),
+        dask.config.set(patience | {"distributed.scheduler.allowed-failures": 0}),
         LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", protocol="tcp"
         ) as local,

@@ -172,7 +172,7 @@ def two_sample_pvalues(seed, **options):
 @pytest.mark.parametrize("columns", [1, 3])
 @pytest.mark.parametrize("pvalues", [independence_pvalues, two_sample_pvalues])
 def test_p_values_are_uniform_under_the_null_hypothesis(pvalues, columns):
-    tables = 400
+    tables = 200
     drawn = np.array([pvalues(seed, columns=columns) for seed in range(tables)])
     for method in drawn.T:
         level = (method < 0.05).mean()

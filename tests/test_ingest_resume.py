@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import gzip
-import multiprocessing
 import os
 import random
 import shutil
@@ -13,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import zarr
+from conftest import fork_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -100,8 +100,7 @@ def changed(path):
 
 
 def test_killed_twenty_times(tmp_path, table):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cme_dask.data.ingest"])
+    context = fork_server()
     chance = random.Random(8)
     options = OPTIONS | {"resume": True, "block_bytes": 300}
     output, kills, resumed = tmp_path / "s", 0, 0

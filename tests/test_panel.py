@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
-from conftest import IDLE
+from conftest import IDLE, forked_workers
 from distributed import Client, LocalCluster
 from panel_gate import Gate
 
@@ -222,7 +222,7 @@ def prefixed():
     """A cluster of two workers whose dashboard is behind a prefix."""
     options = {"http_prefix": "/users/ada"}
     with (
-        dask.config.set(IDLE),
+        forked_workers(**IDLE),
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,

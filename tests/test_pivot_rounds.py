@@ -233,7 +233,7 @@ def index_kernel(K):
 def test_random_pivots_have_the_law_of_drawing_one_at_a_time(weighted, proposals, monkeypatch):
     """Chi-square against the enumerated law, in one round and over rounds of two proposals."""
     monkeypatch.setattr(rounds, "_PROPOSALS", proposals)
-    rng, n, rank, runs = np.random.default_rng(0), 5, 3, 1500
+    rng, n, rank, runs = np.random.default_rng(0), 5, 3, 700
     factor = rng.standard_normal((n, n)) * np.array([1.0, 0.7, 0.5, 0.4, 0.3])
     K = factor @ factor.T
     weights = rng.uniform(0.5, 2.0, size=n) if weighted else None

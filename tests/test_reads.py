@@ -121,8 +121,7 @@ def test_every_block_of_a_dask_array_is_computed_once_per_pass():
     assert set(seen.values()) == {2}
 
 
-@pytest.mark.parametrize("chunk_rows", [50_000, 100_000, 65_536])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("chunk_rows", "workers"), [(50_000, 1), (100_000, 2), (65_536, 2)])
 def test_tasks_are_no_shorter_than_chunks(tmp_path, chunk_rows, workers):
     """Chunks that fit no strip are straddled, but tasks are long enough that few are."""
     x = np.random.default_rng(0).standard_normal((1_000_000, 1))

@@ -456,10 +456,10 @@ def test_missing_chunks_of_groups_are_seen_in_any_store(store):
 
 
 def test_fuzzing_in_brief():
-    outcomes, findings = fuzz.fuzz(40, seed=1234)
+    outcomes, findings = fuzz.fuzz(20, seed=1234)
     assert findings == {}
-    assert outcomes["StoreError"] > 20
-    assert outcomes["answer"] > 1
+    assert outcomes["StoreError"] > 10
+    assert outcomes["answer"] > 0
 
 
 def test_the_watch_of_the_fuzzing_sees(tmp_path):

@@ -52,7 +52,6 @@ DEFAULTS = (
     MulticlassEmbedding,
     PivotedCholesky,
 )
-LAWS = (JointDistribution, JointClassifier)
 
 EXPECTED = {
     "check_n_features_in_after_fitting": "the message names the columns that are expected, not the "
@@ -64,14 +63,14 @@ EXPECTED = {
     "on the numbers of the rows, so learned kernels are only about the same for a weight of two as "
     "for two rows",
 }
-AVERAGED = {
-    "check_fit_score_takes_y": "a default fit averages several models, to which no rows can be "
-    "added: partial_fit after fit says so, and a first call of partial_fit keeps one model"
+LOCATED = {
+    "check_fit_score_takes_y": "a default fit may have a location, to which no rows can be added: "
+    "partial_fit after fit says so, and a first call of partial_fit has none"
 }
 
 
 def expected_failures(kind):
-    found = EXPECTED | (AVERAGED if kind in LAWS else {})
+    found = EXPECTED | (LOCATED if kind is JointDistribution else {})
     if kind is PivotedCholesky:  # takes no weights of scikit-learn's name
         found = {n: why for n, why in found.items() if "weight" not in n}
     return found
@@ -95,8 +94,7 @@ def check_defaults(kind, left_out=()):
     failed = {name: error for name, error in outcome.items() if error is not None}
     surprises = {name: error for name, error in failed.items() if name not in expected}
     assert not surprises
-    # A brief search may leave one member alone, which takes more rows.
-    assert failed.keys() >= (expected.keys() - AVERAGED.keys()) & outcome.keys()
+    assert failed.keys() >= expected.keys() & outcome.keys()
     assert len(outcome) - len(failed) >= 40 - len(left_out)
 
 
