@@ -58,8 +58,12 @@ def test_a_curve_is_drawn_from_two_points_on():
     x, y = zip(*(map(float, pair.split(",")) for pair in path.split()), strict=True)
     assert x == (4.0, 110.0, 216.0)
     assert list(y) == sorted(y)  # down the page
-    curve.add(1, 0.4)  # the next basis
-    assert curve.points == [(1, 0.4)]
+    curve.add(1, 0.4)  # the next basis, of which one point is no curve
+    assert curve.points == [(1, 0.5), (2, 0.1), (3, 0.01)]
+    curve.add(1, 0.3)  # and another one
+    curve.add(2, 0.2)
+    curve.add(3, 0.1)
+    assert curve.points == [(1, 0.3), (2, 0.2), (3, 0.1)]
 
 
 def test_a_long_curve_keeps_its_ends():

@@ -37,14 +37,21 @@ class Curve:
     name: str
     logarithmic: bool
     points: list[Point] = field(default_factory=list)
+    _next: list[Point] = field(default_factory=list, init=False, repr=False)
 
     def add(self, x: float, y: float) -> None:
-        """Add a point, if it can be drawn; a lower x begins another curve."""
+        """Add a point, if it can be drawn; a lower x begins another curve.
+
+        One point is no curve yet: that of before stays until there are two.
+        """
         if not math.isfinite(y) or (self.logarithmic and y <= 0.0):
             return
-        if self.points and x <= self.points[-1][0]:
-            self.points.clear()
-        self.points.append((x, y))
+        if self.points and x <= (self._next or self.points)[-1][0]:
+            self._next = [(x, y)]
+        elif self._next:
+            self.points, self._next = [*self._next, (x, y)], []
+        else:
+            self.points.append((x, y))
         if len(self.points) > _MOST:
             self.points = [*self.points[:-1:2], self.points[-1]]
 
