@@ -2,6 +2,8 @@
 
 import copy
 import threading
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import dask.array as da
 import numpy as np
@@ -23,6 +25,7 @@ from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
+from cme_dask.numerics import location as locations
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
@@ -107,6 +110,25 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
         whole = constant + features @ slope
         np.testing.assert_allclose(found.residuals.location(x)[:, j], whole, atol=1e-8)
     assert (found.skill > 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["_FEW_RIDGES", "_SOLVED", "CholeskyFactor"])
+def test_systems_and_eigenbases_give_the_same_location(located, name, monkeypatch):
+    """These are for many ridges, for tiny ones, and where a system cannot be solved."""
+    x, y, weights, folds, found = located
+    fails = SimpleNamespace(of=Mock(side_effect=np.linalg.LinAlgError))
+    other = {"_FEW_RIDGES": 0, "_SOLVED": 1.0, "CholeskyFactor": fails}[name]
+    monkeypatch.setattr(locations, name, other)
+    sides = [
+        FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), rows), names)
+        for rows, names in ((x[:12], ("a", "b")), (y[:5], ("c", "d")))
+    ]
+    moments = strip_moments(MomentReduction(tuple(sides), N_FOLDS), (x, y), weights, folds)
+    within = found.residuals.location.low, found.residuals.location.high
+    spectral = fit_mean_function(moments, sides[0].basis, slice(0, 2), within=within)
+    assert name != "CholeskyFactor" or fails.of.called
+    np.testing.assert_allclose(spectral.residuals.location(x), found.residuals.location(x), 1e-9)
+    np.testing.assert_array_equal(spectral.ridges, found.ridges)
 
 
 def test_locations_go_on_constant_beyond_the_range_of_x():

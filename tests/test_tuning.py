@@ -139,6 +139,31 @@ def test_a_smaller_problem_is_searched_first(n, first):
     assert seen == {(n, n // 3), *([first] if first else ())}
 
 
+@pytest.mark.parametrize(("evaluations", "finalists"), [(19, 1), (20, 1), (19, 4)])
+def test_few_pairs_are_compared_on_all_rows_and_only_long_searches_move_them(
+    evaluations, finalists
+):
+    options = Tuning(rows=600, max_rank=40, evaluations=evaluations, finalists=finalists)
+    found = searched(*sample_of(600), options=options)
+    stages = [trial.stage for trial in found.trials]
+    assert 1 <= stages.count("shortlist") <= max(3, 2 * finalists)
+    assert ("rescale" in stages) == (evaluations >= 20)
+
+
+def test_normal_scores_are_not_tried_where_they_are_nearly_linear(rng):
+    normal, labels = rng.normal(size=(500, 2)), rng.integers(0, 3, size=(500, 1))
+    weights = rng.uniform(0.5, 1.5, size=500)
+
+    def forms(*columns, coded=0):
+        categorical = tuple(j < coded for j in range(sum(c.shape[1] for c in columns)))
+        return SearchedVariable(np.hstack(columns), weights, categorical, None).forms
+
+    assert forms(normal) == forms(labels, normal, coded=1) == ("standard",)
+    assert forms(labels, coded=1) == forms(np.zeros((500, 1)), normal) == ("standard",)
+    assert forms(normal, rng.uniform(size=(500, 1))) == ("standard", "scores")
+    assert forms(np.append(normal, [[0.0, 50.0]], axis=0)[1:]) == ("standard", "scores")
+
+
 def test_shortest_scales_are_tried_again_where_rows_are_many_more(monkeypatch):
     tried, shortest = [], search_module._shortest
     monkeypatch.setattr(
