@@ -31,7 +31,7 @@ Array = Any
 SMOOTHNESS = (2.5, 1.5, 0.5)
 """Matern kernels that are compared with the Gaussian one."""
 
-ROWS = (400, 800)
+ROWS = (400, 1000)
 """Rows on which all kernels are learned, and on which the best of them is learned further."""
 
 _STARTS = (0.5, 1.5)  # shared length scales, in standard deviations and for one column
@@ -226,7 +226,7 @@ def learn_mean(
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
     kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
-    with 800 rows. Columns whose length scales end above 50 standard deviations are ignored where
+    with 1,000 rows. Columns whose length scales end above 50 standard deviations are ignored where
     nothing is lost by that.
 
     Parameters
@@ -241,7 +241,7 @@ def learn_mean(
         Fold number of each row, shape (n,).
     transforms
         The targets are the columns of transform(y) for one of them, None: those of y; that one
-        whose kernel of 400 rows predicts y itself with the smallest absolute error on the 800.
+        whose kernel of 400 rows predicts y itself with the smallest absolute error on the 1,000.
     memory
         Of errors that an earlier start of the same fit has computed.
     cores
