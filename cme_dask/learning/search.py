@@ -48,7 +48,7 @@ _APART = 0.5  # logarithms of the length scales of two finalists differ by this 
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
 _WORSE = 2e-4  # of the score: less is no loss
-_SHORTLIST = 3  # the best pairs of fewer rows: with 8 of them laws were no better
+_SHORTLIST = 3  # the best pairs of fewer rows: with 8 of them laws were no better on average
 _MORE = 4  # times as many rows resolve length scales that fewer ones do not
 _FACTORS = (0.7, 1.4)
 
