@@ -31,7 +31,7 @@ from cme_dask.learning.candidates import (
     TrialsHere,
     Tuning,
 )
-from cme_dask.learning.problems import Estimated, estimated, search_joint
+from cme_dask.learning.problems import FIRST, Estimated, estimated, search_joint
 from cme_dask.learning.search import search_bytes
 from cme_dask.models.assembly import Component, reduced
 from cme_dask.models.events import importable
@@ -222,7 +222,7 @@ def _way_to_search(
     held = held_by_client(context)
 
     def plan(cores: int, ahead: int) -> MemoryPlan:
-        searched = search_bytes(rows, columns, max_rank, FOLDS, cores)
+        searched = search_bytes(rows, columns, max_rank, FOLDS, FIRST[:2], cores)
         other = 0 if location is None else location.needs(max(ahead, 1))
         return context.executor.check_alone(
             "the search for kernels",

@@ -43,7 +43,9 @@ Array = Any
 REGS = tuple(10.0**p for p in (-7, -6, -5, -4, -3, -2, -1, 0))
 """Ridges of joint distributions, the same for both variables."""
 
-_FIRST = 500, 100, 3  # rows, rank and folds of what is searched first
+FIRST = 500, 100, 3
+"""Rows, rank and folds of what is searched first."""
+
 _MUCH = 1.5  # times this rank: a problem of fewer rows is as fast to search as a smaller one first
 _ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # few rows tell kernels of high rank no better from others
 
@@ -107,7 +109,7 @@ class JointProblem(SearchProblem):
 
     def smaller(self) -> SearchProblem:
         """The same problem on fewer rows, of lower rank and in fewer folds."""
-        count, rank, folds = _FIRST
+        count, rank, folds = FIRST
         rows = self.rows
         if len(rows.order) <= count and self.max_rank <= _MUCH * rank:
             return self
@@ -217,7 +219,7 @@ def search_joint(
         regs = [Regularization(r, r, form) for r in REGS]
     rank = min(options.max_rank, max(len(weights) // _ROWS_PER_PIVOT, _LEAST_RANK))
     problem = JointProblem((x, y), rows, tol, rank, scoring, regs, options.criterion)
-    if problem.ridge_by_ridge and len(weights) <= _FIRST[0]:
+    if problem.ridge_by_ridge and len(weights) <= FIRST[0]:
         problem = replace(problem, per_pivot=1)
     most = options.evaluations
     if most is None and problem.ridge_by_ridge:

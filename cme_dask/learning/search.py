@@ -37,6 +37,7 @@ GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 
 _HELD_SIDES = 16  # bases of some megabytes each: most of those of the grid
+_HELD_LATER = 8  # on more rows than the grid's, where steps along a gradient never return
 _THREADS = 4  # at most: pairs of small matrices share one interpreter
 _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
@@ -161,7 +162,8 @@ class KernelSearch:
         self.relevance: dict[int, float] = {}
         """What a column of x lost with a much longer length scale, where that was tried."""
         learned = all(variable.given is None for variable in problem.variables)
-        self._most_sides = _HELD_SIDES if learned else 2  # else no pair shares a learned one
+        most = _HELD_SIDES if after is None else _HELD_LATER
+        self._most_sides = most if learned else 2  # else no pair shares a learned one
 
     def _side(self, i: int, point: KernelPoint) -> ScreenedSide:
         """The basis of variable ``i``; those that were used least recently are forgotten."""
@@ -323,17 +325,30 @@ class KernelSearch:
         self._callback(TuningProgress(stage, done, most, score, ranks, later, losses_of))
 
 
-def search_bytes(rows: int, columns: int, rank: int, folds: int, cores: int = 1) -> int:
-    """Peak of a search in so many threads, of rows, columns of x and y, pivots and folds."""
-    rank, cores = min(rank, rows), min(cores, _THREADS)
-    # A basis at the rows, its factor, Gram matrices and transforms of all folds, their sum.
-    held = rows * rank + (2 * folds + 2) * rank**2
-    # What one more is made from: its sections, the elimination, weighted copies.
-    made = 8 * cores * rows * rank
+def search_bytes(
+    rows: int, columns: int, rank: int, folds: int, first: tuple[int, int], cores: int = 1
+) -> int:
+    """Peak of a search of rows, columns of x and y, pivots and folds, in so many threads.
+
+    ``first`` are the rows and the rank of what is searched before all rows.
+    """
+    cores = min(cores, _THREADS)
+    batch = 4 * cores if cores > 1 else 0  # bases of a batch of pairs
+
+    def stage(rows: int, rank: int, sides: int) -> int:
+        rank = min(rank, rows)
+        # A basis at the rows, its factor, Gram matrices and transforms of all folds, their sum.
+        held = rows * rank + (2 * folds + 2) * rank**2
+        # What one more is made from: its sections, the elimination, weighted copies.
+        made = 8 * cores * rows * rank
+        return (sides + batch) * held + made
+
     # Columns as they are and in their coordinates, sorted, in the order of the folds.
     values = 6 * rows * columns
-    sides = _HELD_SIDES + (4 * cores if cores > 1 else 0)  # with those of a batch of pairs
-    return (sides * held + made + values) * _WORD
+    few = min(rows, first[0])
+    # Few rows are searched at once, with all of the rank.
+    at_first = stage(few, rank if few == rows else min(rank, first[1]), _HELD_SIDES)
+    return (max(at_first, stage(rows, rank, _HELD_LATER)) + values) * _WORD
 
 
 def search(
