@@ -413,6 +413,7 @@ def test_the_sweep_changes_one_thing_at_a_time(here, monkeypatch):
         assert name in stdout
 
 
+@pytest.mark.slow
 def test_a_case_in_fresh_processes(monkeypatch):
     monkeypatch.setattr(run, "QUICK", SMALL)
     code, stdout, err = command("--case", "ridge", "--repeats", 1, "--json")
@@ -425,6 +426,7 @@ def test_a_case_in_fresh_processes(monkeypatch):
     assert [line.split(":")[0] for line in err.splitlines()] == list(result["measurements"])
 
 
+@pytest.mark.slow
 def test_fresh_processes_start_together_and_tell_their_memory(tmp_path):
     small = Fit(Rows(2000, 2), "cholesky", KERNEL.to_dict(), 0.1)
     found = run_fresh(Together((small, small)))
@@ -443,6 +445,7 @@ def test_errors_of_a_process_reach_the_caller():
         run_fresh(Bare(Rows(2000, 2), "missing.npz", 0.5, 1))
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_nothing(tmp_path):
     """Ctrl-C reaches the whole group of processes, as in a terminal."""
     args = ["--case", "ridge", "--rows", "1e6", "--out", str(tmp_path / "out")]

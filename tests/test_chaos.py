@@ -114,8 +114,15 @@ def test_a_fit_survives_its_workers_under_nannies(stores, quiet):
         pytest.param(
             "joint, learned",
             "cluster",
-            [("client", SEARCH), ("scheduler", SECOND_PASS)],
+            [("scheduler", SECOND_PASS)],
             id="a learned fit",
+        ),
+        pytest.param(
+            "joint, learned",
+            "cluster",
+            [("client", SEARCH), ("scheduler", SECOND_PASS)],
+            id="a learned fit, twice",
+            marks=slow,
         ),
         pytest.param(
             "cme-dask fit, given",

@@ -233,6 +233,7 @@ for turn in range(20):
 """
 
 
+@pytest.mark.slow
 def test_shards_may_begin_at_once(tmp_path):
     """Two processes make one manifest, and one description of the pass, twenty times."""
     start = str(time.time() + 5.0)
@@ -331,6 +332,7 @@ for value in (scaled, held.Held()):
 """
 
 
+@pytest.mark.slow
 def test_functions_of_a_script_are_also_what_they_call(tmp_path):
     """Modules that they name or that their classes derive from, and what these import."""
     (tmp_path / "script.py").write_text(HELPED)

@@ -396,7 +396,9 @@ def test_interrupting_leaves_nothing_half_written(tmp_path, command):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "scheduler", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_interrupting_a_fit(long_store, tmp_path, scheduler):
     out, log = tmp_path / "out", tmp_path / "log"
     out.mkdir()

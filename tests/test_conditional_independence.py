@@ -156,6 +156,7 @@ def test_an_interrupted_test_goes_on_where_it_was(tmp_path):
 # Level and power
 
 
+@pytest.mark.slow
 def test_level_and_power_where_both_depend_on_z():
     def rejected(strength, tables):
         pvalues = [

@@ -18,6 +18,7 @@ ALL_HELD_ROWS = True
 def calibrated_by_hand(weights, means, exponents, support):
     """The formula of the docstring, one cell after the other."""
     a, b, *factors = exponents
+    polynomials = [legendre(degree) for degree in range(2, 2 + len(factors))]
     found = np.zeros_like(weights)
     for i, w in enumerate(weights):
         for s in range(len(w)):
@@ -27,8 +28,8 @@ def calibrated_by_hand(weights, means, exponents, support):
                 level += 0.5 * w[means[:, j] == means[s, j]].sum()
                 level = min(max(level, 1e-3), 1 - 1e-3)
                 factor *= (level ** a[j] * (1 - level) ** b[j]) ** support[i]
-                for degree, c in enumerate(factors, start=2):
-                    factor *= np.exp(support[i] * c[j] * legendre(degree)(2 * level - 1))
+                for polynomial, c in zip(polynomials, factors, strict=True):
+                    factor *= np.exp(support[i] * c[j] * polynomial(2 * level - 1))
             found[i, s] = w[s] * factor
     return found / found.sum(axis=1, keepdims=True)
 
@@ -189,6 +190,7 @@ def coverage(model, x, y):
     return ((lower <= y[:, 0]) & (y[:, 0] <= upper)).mean()
 
 
+@pytest.mark.slow
 def test_intervals_of_a_model_of_little_resolution_cover_what_they_say(wide):
     x, y, x_new, y_new, options = wide
     plain = JointDistribution(**options).fit(x, y)

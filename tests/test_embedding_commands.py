@@ -188,7 +188,9 @@ def test_leave_one_out_takes_a_round_of_shards_for_each_pass(world, tmp_path):
     assert np.array_equal(parts.predict(x), whole.predict(x))
 
 
-@pytest.mark.parametrize("schedule", ["finite-rank", "slow-decay"])
+@pytest.mark.parametrize(
+    "schedule", ["finite-rank", pytest.param("slow-decay", marks=pytest.mark.slow)]
+)
 @EACH
 def test_schedules_of_the_ridge(world, name, schedule, tmp_path):
     folder, _, _ = world
@@ -206,7 +208,11 @@ def test_schedules_of_the_ridge(world, name, schedule, tmp_path):
         (("--penalty", "columns"), {"penalty": "columns"}),
         (("--gamma", "0.02"), {"gamma": [0.02]}),
         (("--gamma", "0.02,0.05", "--relax", "yes"), {"gamma": [0.02, 0.05], "relax": True}),
-        (("--gamma-ratio", "0.1", "--penalty", "rows"), {"gamma_ratio": 0.1, "penalty": "rows"}),
+        pytest.param(
+            ("--gamma-ratio", "0.1", "--penalty", "rows"),
+            {"gamma_ratio": 0.1, "penalty": "rows"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_penalties_of_a_sparse_embedding(world, options, changes, tmp_path):

@@ -169,7 +169,7 @@ def two_sample_pvalues(seed, **options):
     return mixture_pvalue(statistic, spectra, 100), sign_flip_pvalue(terms, 0, 0)
 
 
-@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("columns", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pvalues", [independence_pvalues, two_sample_pvalues])
 def test_p_values_are_uniform_under_the_null_hypothesis(pvalues, columns):
     tables = 200
@@ -180,6 +180,7 @@ def test_p_values_are_uniform_under_the_null_hypothesis(pvalues, columns):
         assert stats.kstest(method, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_small_sample_of_few_folds_keeps_its_level():
     """Terms of a large sample must not share the error of the small one's mean."""
     tables, pvalues = 300, []

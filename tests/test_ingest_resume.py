@@ -77,7 +77,7 @@ def interrupted(table, output, after, block_bytes=1_000, **options):
     return True
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(
     stops=st.lists(st.integers(0, 200), max_size=2),
     sizes=st.lists(st.sampled_from([900, 2_000, 7_001]), min_size=3, max_size=3),

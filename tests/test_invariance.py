@@ -195,6 +195,7 @@ def test_fresh_processes_with_any_number_of_blas_threads(reference):
     assert printed[0][1] == reference[False]
 
 
+@pytest.mark.slow
 def test_a_choice_from_many_rows_depends_on_no_number_of_blas_threads():
     """OpenBLAS adds up 40,000 products in as many parts as it has threads."""
     rng = np.random.default_rng(0)

@@ -285,7 +285,9 @@ def half_written(process, folder):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+@pytest.mark.parametrize(
+    "scheduler", ["threads", pytest.param("processes", marks=pytest.mark.slow)]
+)
 def test_interrupting_leaves_nothing(long_store, model, tmp_path, scheduler):
     args = ("transform", long_store, "--model", model[0], "--out", tmp_path / "f.zarr")
     interrupt((*args, "--scheduler", scheduler), lambda process: half_written(process, tmp_path))

@@ -54,7 +54,7 @@ def whole(store):
     ("place", "stage"),
     [
         ("cluster", "learning"),
-        ("threads", "strip-moments"),
+        pytest.param("threads", "strip-moments", marks=pytest.mark.slow),
         pytest.param("threads", "learning", marks=pytest.mark.slow),
         pytest.param("cluster", "strip-moments", marks=pytest.mark.slow),
     ],

@@ -126,7 +126,7 @@ def measured(tmp_path, script, *args):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("folds", [10, 1])
+@pytest.mark.parametrize("folds", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_prediction_is_near_the_measured_peak(tmp_path, folds):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((100_000, 3))
@@ -148,6 +148,7 @@ def test_prediction_of_a_search_is_near_the_measured_peak(tmp_path):
     assert phase == "the search for kernels"
 
 
+@pytest.mark.slow
 def test_prediction_knows_the_columns_that_a_map_reads(tmp_path):
     """Chunks of 128 columns are read for one that is made of them."""
     predicted, peak, phase = measured(tmp_path, MAPPED)
@@ -155,7 +156,7 @@ def test_prediction_knows_the_columns_that_a_map_reads(tmp_path):
     assert phase == "the pass"
 
 
-@pytest.mark.parametrize("rank", [30, 200])
+@pytest.mark.parametrize("rank", [pytest.param(30, marks=pytest.mark.slow), 200])
 def test_prediction_of_a_worker_is_near_its_measured_peak(tmp_path, worker, rank):
     """The process is most of the one, partial sums are most of the other.
 

@@ -578,6 +578,7 @@ def test_the_study_of_classes_needs_all_of_its_tables_before_any_work(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_studies")
 def test_the_study_of_classes_writes_page_picture_and_figures(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)

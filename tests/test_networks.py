@@ -397,6 +397,7 @@ def test_a_learned_network_answers_without_jax(learned, monkeypatch):
 # The study of MNIST
 
 
+@pytest.mark.slow
 def test_the_study_of_mnist_learns_length_scales_and_draws_them(tmp_path):
     rng = np.random.default_rng(0)
     codes = np.repeat([0, 1, 2], 60)

@@ -228,7 +228,7 @@ def index_kernel(K):
     return kernels.Custom("table", block, lambda X: np.diag(K)[X[:, 0].astype(int)])
 
 
-@pytest.mark.parametrize("proposals", [128, 2])
+@pytest.mark.parametrize("proposals", [128, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_random_pivots_have_the_law_of_drawing_one_at_a_time(weighted, proposals, monkeypatch):
     """Chi-square against the enumerated law, in one round and over rounds of two proposals."""
@@ -327,6 +327,7 @@ def test_any_chunks_and_scheduler_give_the_same_bits(mode, span, table, tmp_path
     assert bits(fitted(mode, span, *lazy, scheduler="threads")) == expected
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_bits_and_serve_all_passes(table):
     x, y, _ = table
     this = psutil.Process()

@@ -44,6 +44,7 @@ def opened(path):
     return store, zarr.open_group(store, mode="r")
 
 
+@pytest.mark.slow
 def test_the_demo_reads_every_chunk_once(tmp_path, brief_search):
     write_normal3(tmp_path / "n.zarr", 1_000_000)
     store, group = opened(tmp_path / "n.zarr")

@@ -341,6 +341,7 @@ def few_nodes(monkeypatch):
     monkeypatch.setattr(rule_rates, "_NODES", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_studies", "few_nodes")
 def test_the_study_of_rates(tmp_path):
     command = ["study", "rates", "--rows", "200", "--rows", "3200", "--seeds", "2"]
@@ -362,6 +363,7 @@ def test_the_study_of_rates(tmp_path):
     assert [each["passes"]["mean"] for each in rules.values()] == [1, 1, 2, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_nodes")
 def test_the_expected_errors_of_rules_are_means_over_draws():
     """Of the sum rule and Bayes' rules, against closed forms of a linear Gaussian model."""

@@ -290,7 +290,7 @@ def test_what_a_model_finds_without_it_stays_as_it_is():
     np.testing.assert_allclose(*given, atol=1e-9)
 
 
-@pytest.mark.parametrize("pays", [False, True])
+@pytest.mark.parametrize("pays", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_table_much_larger_than_its_row_sample_is_screened_first(monkeypatch, pays):
     """No second pass is made where refits on the row sample gain nothing."""
     rng = np.random.default_rng(0)

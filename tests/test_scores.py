@@ -603,6 +603,7 @@ def test_intervals_of_few_values_hold_more_than_their_level(tmp_path):
     assert f"(the laws say {100 * mass.value:.1f} %)" in html.read_text()
 
 
+@pytest.mark.slow
 def test_intervals_of_learned_laws_cover_what_they_say(store, brief_search):
     """On whole weeks that were held out, with locations and averaged members."""
     sample = open_sample(str(store)).fold_by("7d")

@@ -128,6 +128,7 @@ def test_time_falls_with_workers_until_the_scheduler_is_busy(fit_plan):
     assert plan.recommended.workers * plan.recommended.threads <= 100
 
 
+@pytest.mark.slow
 def test_where_the_scheduler_is_the_limit_it_is_always_busy(fit_plan):
     """The closed form beside the simulation of many tasks, on both sides of the limit."""
     limit = planned(fit_plan, 100, rows=3 * 10**9).limit_workers
@@ -243,6 +244,7 @@ def test_rates_are_checked_and_travel():
         ClusterRates.from_dict(RATES.to_dict() | {"bandwidth": 0.0})
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_real_processes(monkeypatch):
     """Schedulers, stub workers and a worker that run, with few tasks; their speed is not judged."""
     monkeypatch.setattr(measuring, "_STUB_LEAVES", 100)

@@ -134,7 +134,7 @@ def test_the_page_of_the_docs_is_that_of_its_figures():
     assert (docs / "study.md").read_text() == study_page(result)
 
 
-@pytest.mark.parametrize("residual", ["auto", False])
+@pytest.mark.parametrize("residual", ["auto", pytest.param(False, marks=pytest.mark.slow)])
 def test_the_self_tuned_law_is_a_law_and_not_far_from_the_truth(
     brief_search, monkeypatch, residual
 ):

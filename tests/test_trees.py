@@ -529,6 +529,7 @@ def repeated(n=600, seed=0):
     return x, y
 
 
+@pytest.mark.slow
 def test_laws_are_narrow_where_the_trees_of_a_forest_agree(tmp_path):
     x, y = repeated()
     given = {"location": ExtraTreesRegressor(50, random_state=0), "kernel_y": "median"}

@@ -333,7 +333,7 @@ class TrialResult:
         Where it came up: ``grid``, ``columns``, ``refine``; ``widen`` beyond the first bounds,
         ``rougher`` with Matern kernels of x, ``ignore`` with columns left out that nothing was lost
         by. After a search on fewer rows: its best, ``shortlist``, and the best of these moved on
-        all rows, ``rescale``.
+        all rows, ``rescale``, where gradients are not known.
     """
 
     x: KernelPoint

@@ -43,8 +43,6 @@ _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
 _DIGITS, _SCORE_DIGITS = 2, 7  # of logarithms of length scales, and of scores
 _GRADIENT_DIGITS = 3  # of logarithms of length scales that follow a gradient
-_LEAST = 20  # evaluations after which all rows are worth some of their own
-_LAST = 10  # evaluations over those on all rows that follow them
 _APART = 0.5  # logarithms of the length scales of two finalists differ by this much at least
 _NEAR = 1.1  # within this factor of a bound a length scale is at it
 _LONG, _LONGER = 5.0, 6.0  # deviations, and times the shortest: a column that may not be needed
@@ -372,7 +370,7 @@ def search(
 
     A problem with many rows is searched on fewer of them, or with bases of lower rank. In all of it
     the best candidates are compared, and of four times as many rows also those with the shortest
-    scales of the grid; then the best is refined once more, unless the search is a brief one.
+    scales of the grid; then the best is rescaled, where gradients are not known.
 
     Parameters
     ----------
@@ -421,7 +419,8 @@ def search(
             for done, _ in enumerate(tried.each(shortlist, "shortlist")):
                 tried.report("shortlist", done, len(shortlist))
             tried.settle()
-            _rescale(tried, evaluations)
+            if not problem.ridge_by_ridge:
+                _rescale(tried)
             tried.settle()
         best = _simplified(tried, _finalists(tried, finalists))
     if memory is not None:
@@ -570,16 +569,11 @@ def _groups(tried: KernelSearch, active: Array, columns_x: int) -> Array:
     return group
 
 
-def _rescale(tried: KernelSearch, evaluations: int) -> None:
-    """The best length scales once more, since more rows resolve more.
+def _rescale(tried: KernelSearch) -> None:
+    """All length scales of x by one factor, and of y by another one: more rows resolve more.
 
-    A few steps along the gradient, where it is known, of a search that is not brief; else all of x
-    by one factor, and all of y by another one.
+    Where a search follows gradients, steps on all rows made laws no better on average.
     """
-    if tried.problem.ridge_by_ridge:
-        if evaluations >= _LEAST:
-            _refine(tried, tried.best, evaluations // _LAST, "rescale", _bounds(tried.best))
-        return
     for i in (0, 1, 1, 0):
         for factor in _FACTORS:
             better = True

@@ -1,6 +1,6 @@
 """Calibration of laws on cells by their own distribution functions, learned from held-out rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,12 @@ from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
+FoldFeatures = Iterable[tuple[slice, Array]]
+"""Features of some laws of a fold after the other, shapes (terms q, b, S)."""
+
+Features = Sequence[FoldFeatures]
+"""Those of each fold."""
+
 Group = tuple[Array, Array, Array]
 """Number of the value of each cell, cells in order of their values, and where each value begins."""
 
@@ -24,6 +30,8 @@ _PROMISED = 2.0  # log likelihood that each of these must promise: one in a hund
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
 _ROWS = 64  # laws at once: what is made of them stays in cache
 _AT_ONCE = 64  # of those that are calibrated alone
+_TINY = 1e-200  # a sum of masses that have not become zeros by rounding
+_RETAINED = 1 << 21  # numbers in features that are made once, and not at each step
 _STEPS = 25
 _LAST = 1e-3  # step after which the error is about its square
 
@@ -283,30 +291,38 @@ def learn_calibration(
     """
     levels, n = Levels(means, columns), sum(len(fold.cells) for fold in folds)
     few, many = (terms * len(columns) for terms in _TERMS)
-    simple = _learned(folds, levels, means, np.zeros(few), cores)
+    features = _features(folds, levels, _TERMS[0])
+    simple = _learned(folds, features, levels, means, np.zeros(few), cores)
     if n < _ENOUGH or not columns:
         return simple
     start = np.zeros(many)
     start[:few] = simple.calibration.exponents[:, list(columns)].ravel()
     total = float(sum(fold.weights.sum() for fold in folds))
-    gradients, curvatures = _derivatives(folds, levels, start, total, n, cores)
+    features = _features(folds, levels, _TERMS[1])
+    gradients, curvatures = _derivatives(folds, features, start, total, n, cores)
     gradient = gradients.sum(axis=0)
     step = np.linalg.solve(curvatures.sum(axis=0), gradient)
     if 0.5 * gradient @ step * n <= _PROMISED * (many - few):
         return simple
     start += step / max(1.0, float(np.abs(step).max()))
-    return max(simple, _learned(folds, levels, means, start, cores), key=lambda one: one.gain)
+    other = _learned(folds, features, levels, means, start, cores)
+    return max(simple, other, key=lambda one: one.gain)
 
 
 def _learned(
-    folds: Sequence[HeldRows], levels: "Levels", means: Array, theta: Array, cores: int
+    folds: Sequence[HeldRows],
+    features: Features,
+    levels: Levels,
+    means: Array,
+    theta: Array,
+    cores: int,
 ) -> LearnedCalibration:
     """The calibration with as many numbers as ``theta`` has, from which the method starts."""
     n = sum(len(fold.cells) for fold in folds)
     total = float(sum(fold.weights.sum() for fold in folds))
     for _ in range(_STEPS):
         before = theta
-        gradients, curvatures = _derivatives(folds, levels, before, total, n, cores)
+        gradients, curvatures = _derivatives(folds, features, before, total, n, cores)
         step = np.linalg.solve(curvatures.sum(axis=0), gradients.sum(axis=0))
         # A law has few cells at its ends: a step much longer than 1 leaves what is linear here.
         theta = before + step / max(1.0, float(np.abs(step).max()))
@@ -316,7 +332,7 @@ def _learned(
     for i, fold in enumerate(folds):
         rest = np.delete(np.arange(len(folds)), i)
         apart = np.linalg.solve(curvatures[rest].sum(axis=0), gradients[rest].sum(axis=0))
-        values.append(_log_gain(fold, levels, before + apart))
+        values.append(_log_gain(fold, features[i], before + apart))
     weights, units = (
         np.concatenate([getattr(fold, name) for fold in folds]) for name in ("weights", "units")
     )
@@ -327,59 +343,82 @@ def _learned(
 
 
 def _derivatives(
-    folds: Sequence[HeldRows], levels: Levels, theta: Array, total: float, n: int, cores: int
+    folds: Sequence[HeldRows], features: Features, theta: Array, total: float, n: int, cores: int
 ) -> tuple[Array, Array]:
     """Gradient and minus the Hessian of the objective, a part of it for each fold."""
 
-    def of_fold(fold: HeldRows) -> tuple[Array, Array]:
+    def of_fold(i: int) -> tuple[Array, Array]:
+        fold = folds[i]
         gradient, curvature = np.zeros(len(theta)), np.zeros((len(theta), len(theta)))
-        for here, features in _features(fold, levels, theta):
-            laws = _tilted(fold.laws[here], np.tensordot(theta, features, axes=1))[0]
+        for here, values in features[i]:
+            laws = _tilted(fold.laws[here], np.tensordot(theta, values, axes=1))[0]
             at = np.arange(len(laws)), fold.cells[here]
             weights = fold.weights[here] / total
-            weighted = features * laws
+            weighted = values * laws
             mean = weighted.sum(axis=2)
-            gradient += (features[:, *at] - mean) @ weights
+            gradient += (values[:, *at] - mean) @ weights
             weighted *= weights[:, None]
             rows = len(theta), -1
-            curvature += weighted.reshape(rows) @ features.reshape(rows).T
+            curvature += weighted.reshape(rows) @ values.reshape(rows).T
             curvature -= (mean * weights) @ mean.T
         part = len(fold.cells) / n
         return gradient - part * theta / n, curvature + part * np.eye(len(theta)) / n
 
-    gradients, curvatures = zip(*parallel_map(of_fold, folds, cores), strict=True)
+    gradients, curvatures = zip(*parallel_map(of_fold, range(len(folds)), cores), strict=True)
     return np.array(gradients), np.array(curvatures)
 
 
-def _log_gain(fold: HeldRows, levels: Levels, theta: Array) -> Array:
+def _log_gain(fold: HeldRows, features: FoldFeatures, theta: Array) -> Array:
     """Logarithm of the calibrated over the given density at the rows of a fold, shape (b,)."""
     result = np.empty(len(fold.cells))
-    for here, features in _features(fold, levels, theta):
-        tilt = np.tensordot(theta, features, axes=1)
+    for here, values in features:
+        tilt = np.tensordot(theta, values, axes=1)
         seen = tilt[np.arange(len(tilt)), fold.cells[here]]
         result[here] = seen - _tilted(fold.laws[here], tilt)[1]
     return result
 
 
-def _features(fold: HeldRows, levels: Levels, theta: Array) -> Iterator[tuple[slice, Array]]:
-    """The features of which ``theta`` are the factors."""
-    terms = levels.terms(theta)
-    for here in _slices(len(fold.cells)):
-        features = levels.features(fold.laws[here], terms)
-        features *= fold.support[here, None]
-        yield here, features
+@dataclass(frozen=True, eq=False)
+class _Anew:
+    """What the exponents of a fold are factors of, made whenever it is iterated over."""
+
+    fold: HeldRows
+    levels: Levels
+    terms: int
+
+    def __iter__(self) -> Iterator[tuple[slice, Array]]:
+        for here in _slices(len(self.fold.cells)):
+            values = self.levels.features(self.fold.laws[here], self.terms)
+            values *= self.fold.support[here, None]
+            yield here, values
+
+
+def _features(folds: Sequence[HeldRows], levels: Levels, terms: int) -> Features:
+    """Features of each fold; those of few rows and cells are made once for all steps."""
+    made = [_Anew(fold, levels, terms) for fold in folds]
+    numbers = terms * len(levels.columns) * sum(fold.laws.size for fold in folds)
+    return [[*one] for one in made] if numbers <= _RETAINED else made
 
 
 def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
     """Laws w exp(tilt) over their sums, shape (b, S), and the logarithms of these, shape (b,)."""
-    top = np.max(tilt, axis=1, where=weights > 0.0, initial=-np.inf, keepdims=True)
+    top = tilt.max(axis=1, keepdims=True)
+    result = _masses(weights, tilt, top)
+    sums = result.sum(axis=1, keepdims=True)
+    if not (sums > _TINY).all():  # far above the others lies a cell without mass
+        top = np.max(tilt, axis=1, where=weights > 0.0, initial=-np.inf, keepdims=True)
+        result = _masses(weights, tilt, top)
+        sums = result.sum(axis=1, keepdims=True)
+    result /= sums
+    return result, (top + np.log(sums))[:, 0]
+
+
+def _masses(weights: Array, tilt: Array, top: Array) -> Array:
     result = tilt - top
     np.minimum(result, 0.0, out=result)
     np.exp(result, out=result)
     result *= weights
-    sums = result.sum(axis=1, keepdims=True)
-    result /= sums
-    return result, (top + np.log(sums))[:, 0]
+    return result
 
 
 def _slices(n: int, step: int = _ROWS) -> Iterator[slice]:
