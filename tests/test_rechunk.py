@@ -214,7 +214,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
     """Of whole rows a few batches; of chunks that are columns these: as stored, decoded, joined."""
     monkeypatch.setattr(tables, "BATCH_BYTES", 1 << 18)
     peaks = {}
-    for n in (30_000, 120_000):
+    for n in (60_000, 240_000):
         values = np.random.default_rng(0).normal(size=(n, 8))
         for name, chunks in (("rows", (2_000, 8)), ("columns", (n, 1))):
             write(tmp_path / f"{name}{n}", x=(values, chunks), y=(values[:, 0], (2_000,)))
@@ -224,9 +224,9 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
                 peaks[name, n] = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-    more = 90_000 * 8 * 8  # bytes of the further rows of x
-    assert peaks["rows", 120_000] < peaks["rows", 30_000] + 0.1 * more
-    assert peaks["columns", 120_000] < peaks["columns", 30_000] + 3 * more
+    more = 180_000 * 8 * 8  # bytes of the further rows of x
+    assert peaks["rows", 240_000] < peaks["rows", 60_000] + 0.1 * more
+    assert peaks["columns", 240_000] < peaks["columns", 60_000] + 3 * more
 
 
 def test_an_interrupted_one_goes_on(tmp_path, rng, monkeypatch):
