@@ -84,7 +84,7 @@ _NEGATIVE_ROWS = 1024  # at which mass below zero is summed
 _LANDMARK_ROWS = 1 << 13  # of the row sample, among which landmarks are chosen
 _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
-_ROWS_PER_PIVOT, _LEAST_RANK = 3, 30  # of learned bases: more of few rows tell no better
+_ROWS_PER_PIVOT, _LEAST_RANK = 5, 30  # of learned bases: more of few rows tell no better
 _ROWS_PER_CELL = 8  # of which they are made at least
 
 
