@@ -10,6 +10,7 @@ from scipy.special import legendre
 
 from cme_dask import JointDistribution, kernels, load, merge
 from cme_dask.errors import DataError, StoreError
+from cme_dask.numerics import calibration
 from cme_dask.numerics.calibration import Calibration, HeldRows, Levels, learn_calibration
 
 ALL_HELD_ROWS = True
@@ -50,6 +51,30 @@ def test_calibrated_weights_are_those_of_the_formula():
         assert_array_equal(again.exponents, exponents)
     with pytest.raises(ValueError, match="needs 2 x 2 or 5 x 2 finite exponents"):
         Calibration.from_list(every[:3].tolist(), 2)
+
+
+def test_cells_far_above_those_of_a_law_have_no_mass_whatever_the_exponents():
+    means = np.arange(6.0)[:, None]
+    laws = np.zeros((3, 6))
+    laws[[0, 1], [0, 3]] = 1.0
+    laws[2, 1:3] = 0.5
+    for large in (500.0, 5e4):
+        found = Calibration(np.array([[large], [-large]])).weights(
+            laws, Levels(means, [0]), np.ones(3)
+        )
+        assert_array_equal(found[:2], laws[:2])
+        assert_allclose(found[2], [0, 0, 1, 0, 0, 0], atol=1e-15)
+
+
+@pytest.mark.parametrize("noise", [np.random.Generator.normal, np.random.Generator.laplace])
+def test_features_that_are_made_once_and_at_each_step_give_the_same_bits(noise, monkeypatch):
+    folds, means = held_rows(3, noise=noise)
+    found = []
+    for retained in (1 << 30, 0):
+        monkeypatch.setattr(calibration, "_RETAINED", retained)
+        learned = learn_calibration(folds, means, [0])
+        found.append((learned.calibration.to_list(), learned.gain, learned.std))
+    assert found[0] == found[1]
 
 
 def held_rows(seed, folds=5, rows=400, width=1.5, cells=181, noise=np.random.Generator.normal):

@@ -37,7 +37,7 @@ GRID = (0.2, 0.4, 0.8, 1.6, 3.2)
 """Shared length scales, in standard deviations and for one column."""
 
 _HELD_SIDES = 16  # bases of some megabytes each: most of those of the grid
-_HELD_LATER = 8  # on more rows than the grid's, where steps along a gradient never return
+_HELD_LATER = 8  # on all rows, where few pairs are compared
 _THREADS = 4  # at most: pairs of small matrices share one interpreter
 _WORD = 8
 _OFF = 8.0  # a column's length scale is made so much longer to see if it is needed
