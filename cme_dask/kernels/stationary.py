@@ -45,12 +45,6 @@ def _scaled_differences(X: Array, Z: Array, length_scale: LengthScale) -> list[A
     return [(X[:, j : j + 1] - Z[:, j : j + 1].T) / scales[j] for j in range(d)]
 
 
-def _medians(xp: Any, Z: Array) -> Array:
-    """A value of each column in the middle of it, shape (d,); zeros without rows."""
-    m = Z.shape[0]
-    return xp.sort(Z, axis=0)[m // 2, :] if m else xp.sum(Z, axis=0)
-
-
 def _reach(xp: Any, u: Array) -> float:
     """Length scales beyond which kernels are zero, and whose squares are finite: 1e123, or 1e15."""
     largest: float = float(xp.finfo(u.dtype).max)
@@ -77,10 +71,10 @@ class DistanceEvaluator(BlockEvaluator):
         self._scale: Any = scale
         if isinstance(scale, tuple):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
-        self._centre = _medians(xp, Z)
+        self.centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
         self._factor, self._smooth = kernel.factor, kernel.smooth
         with np.errstate(over="ignore"):
-            v = (Z - self._centre) / self._scale
+            v = (Z - self.centre) / self._scale
             squares = xp.sum(v * v, axis=1, keepdims=True)
         if m and not math.isfinite(float(xp.max(squares))):  # that they are far is all that counts
             reach = _reach(xp, v)
@@ -94,7 +88,7 @@ class DistanceEvaluator(BlockEvaluator):
         """Take the rows X, shape (n, d), until the next call."""
         xp, (n, d) = self.xp, X.shape
         with np.errstate(over="ignore"):
-            u = ((X - self._centre) / self._scale).T
+            u = ((X - self.centre) / self._scale).T
             squares = xp.sum(u * u, axis=0)
         self._X, self._far = X, []
         if n and float(xp.max(squares)) > _FAR:
@@ -244,7 +238,7 @@ class Stationary(LengthScaled, abstract=True):
         X, Z = real_floating(X), real_floating(Z)
         d = X.shape[1]
         scales = xp.asarray(each if isinstance(each, tuple) else (each,) * d, dtype=X.dtype)
-        centre = _medians(xp, Z)
+        centre = DistanceEvaluator(self, Z, log=False).centre
         u, v = (X - centre) / scales, (Z - centre) / scales
         squares_u, squares_v = u * u, v * v
         lengths = xp.sum(squares_u, axis=1)
