@@ -24,6 +24,7 @@ from cme_dask.numerics.calibration import (
     HeldRows,
     LearnedCalibration,
     Levels,
+    Repeated,
     learn_calibration,
 )
 from cme_dask.numerics.measure import project
@@ -127,16 +128,6 @@ def _learned(context: FitContext, result: FitResult) -> LearnedCalibration | Non
     return learn_calibration(folds, cells.means, columns, context.cores)
 
 
-class _Repeated:
-    """Laws that are made whenever they are iterated over."""
-
-    def __init__(self, make: Callable[[], Iterator[HeldLaws]]) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[HeldLaws]:
-        return self._make()
-
-
 def laws_bytes(rows: int, support_size: int) -> int:
     """Bytes that :func:`refitted_laws` retains, where the row sample has so many rows."""
     size = min(rows, HELD_ROWS) * support_size * _WORD
@@ -151,7 +142,7 @@ def refitted_laws(context: FitContext, result: FitResult) -> Iterable[HeldLaws]:
     """
     calibrated, made = result.model.calibration is not None, result.laws
     if not laws_bytes(len(context.rows), result.measured.cells[1].masses.shape[1]):
-        return _Repeated(partial(_refitted_laws, context, result, 1))
+        return Repeated(partial(_refitted_laws, context, result, 1))
     if calibrated not in made:
         made[calibrated] = list(_refitted_laws(context, result, context.cores))
         if calibrated:

@@ -344,7 +344,7 @@ def search_bytes(
     # Columns as they are and in their coordinates, sorted, in the order of the folds.
     values = 6 * rows * columns
     few = min(rows, first[0])
-    # Few rows are searched at once, with all of the rank.
+    # There may be no smaller problem in the place of so few rows.
     at_first = stage(few, rank if few == rows else min(rank, first[1]), _HELD_SIDES)
     return (max(at_first, stage(rows, rank, _HELD_LATER)) + values) * _WORD
 
@@ -421,7 +421,7 @@ def search(
             tried.settle()
             if not problem.ridge_by_ridge:
                 _rescale(tried)
-            tried.settle()
+                tried.settle()
         best = _simplified(tried, _finalists(tried, finalists))
     if memory is not None:
         memory.flush()
@@ -603,16 +603,15 @@ def _widen(tried: KernelSearch, evaluations: int) -> None:
     """Refine between wider bounds, if the best kernels lie at those of before."""
     best = tried.best
     pair = _ignoring(best, _needless_columns(tried, best))
-    if _bounds(pair, _NEAR) == WIDEST:
+    if _at_bounds(pair):
         _refine(tried, pair, evaluations, "widen", WIDEST)
         tried.settle()
 
 
-def _bounds(pair: Pair, near: float = 1.0) -> tuple[float, float]:
-    """The first bounds; wider ones if length scales are beyond them, or so near to them."""
+def _at_bounds(pair: Pair) -> bool:
+    """Whether a length scale has reached one of the first bounds, or nearly so."""
     low, high = SCALES
-    beyond = any(s < low * near or high / near < s < IGNORED for s in _scales(pair))
-    return WIDEST if beyond else SCALES
+    return any(s < low * _NEAR or high / _NEAR < s < IGNORED for s in _scales(pair))
 
 
 def _scales(pair: Pair) -> tuple[float, ...]:

@@ -1,8 +1,9 @@
 """Calibration of laws on cells by their own distribution functions, learned from held-out rows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -12,6 +13,8 @@ from cme_dask.kernels.evaluator import parallel_map
 from cme_dask.numerics.scoring import mean_and_error
 
 Array = Any
+Item = TypeVar("Item")
+
 FoldFeatures = Iterable[tuple[slice, Array]]
 """Features of some laws of a fold after the other, shapes (terms q, b, S)."""
 
@@ -213,6 +216,16 @@ def _per_cell(values: Array, group: Group | None) -> Array:
     return values if group is None else values[:, group[0]]
 
 
+class Repeated(Generic[Item]):
+    """What is made anew whenever it is iterated over, for it takes much memory."""
+
+    def __init__(self, make: Callable[[], Iterator[Item]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._make()
+
+
 @dataclass(frozen=True, eq=False)
 class HeldRows:
     """Rows of one fold and laws fitted on the others.
@@ -378,26 +391,19 @@ def _log_gain(fold: HeldRows, features: FoldFeatures, theta: Array) -> Array:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Anew:
-    """What the exponents of a fold are factors of, made whenever it is iterated over."""
-
-    fold: HeldRows
-    levels: Levels
-    terms: int
-
-    def __iter__(self) -> Iterator[tuple[slice, Array]]:
-        for here in _slices(len(self.fold.cells)):
-            values = self.levels.features(self.fold.laws[here], self.terms)
-            values *= self.fold.support[here, None]
-            yield here, values
-
-
 def _features(folds: Sequence[HeldRows], levels: Levels, terms: int) -> Features:
     """Features of each fold; those of few rows and cells are made once for all steps."""
-    made = [_Anew(fold, levels, terms) for fold in folds]
+    made = [Repeated(partial(_features_of, fold, levels, terms)) for fold in folds]
     numbers = terms * len(levels.columns) * sum(fold.laws.size for fold in folds)
     return [[*one] for one in made] if numbers <= _RETAINED else made
+
+
+def _features_of(fold: HeldRows, levels: Levels, terms: int) -> Iterator[tuple[slice, Array]]:
+    """What the exponents are factors of, at some rows of a fold after the other."""
+    for here in _slices(len(fold.cells)):
+        values = levels.features(fold.laws[here], terms)
+        values *= fold.support[here, None]
+        yield here, values
 
 
 def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
