@@ -186,7 +186,7 @@ def test_a_ridge_below_rounding_is_left_to_eigenbases(monkeypatch):
         raise LinAlgError
 
     wanted = screened_losses(rows, *sides, REGS)
-    monkeypatch.setattr(crossval, "smoothed", fail)
+    monkeypatch.setattr(crossval, "Smoother", fail)
     for found, expected in zip(screened_losses(rows, *sides, REGS), wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 

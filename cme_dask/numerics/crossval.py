@@ -22,7 +22,7 @@ Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
 
-_SMALL = 256  # matrices that are solved with in one call for all folds
+_SMALL = 64  # matrices that are inverted in one call for all folds
 _AT_ONCE = 1 << 15  # numbers in coefficients of several folds and ridges, which caches hold
 
 
@@ -121,13 +121,13 @@ class PairMeans(NamedTuple):
         )
         return PairMeans(gram_x, gram_y, transform_y.mT @ self.cross @ transform_x, mean_x, mean_y)
 
-    def smoothed_x(self, reg: float, right: Array) -> tuple[Array, Array]:
-        """By S(r) of x, see :func:`smoothed`, where the first axis is that of folds."""
-        return smoothed(self.gram_x, self.mean_x, reg, right)
+    def smoother_x(self, reg: float) -> "Smoother":
+        """S(r) of x, where the first axis is that of folds."""
+        return Smoother(self.gram_x, self.mean_x, reg)
 
-    def smoothed_y(self, reg: float, right: Array) -> tuple[Array, Array]:
-        """By S(r) of y."""
-        return smoothed(self.gram_y, self.mean_y, reg, right)
+    def smoother_y(self, reg: float) -> "Smoother":
+        """S(r) of y."""
+        return Smoother(self.gram_y, self.mean_y, reg)
 
     def loss(self, coef: Array, square: Array | None = None) -> Array:
         """The loss of H, shape (k_Y, k_X), or of several, shape (..., k_Y, k_X).
@@ -377,17 +377,17 @@ class FoldMeans(NamedTuple):
         Raises
         ------
         LinAlgError
-            If a matrix A cannot be solved with, see :func:`smoothed`.
+            If a matrix A cannot be solved with, see :class:`Smoother`.
         """
         rest, held = self.rest, self.held
         folds, q = self.mean.shape
         joint, squared = np.empty((folds, len(regs))), np.empty((folds, len(regs), q))
         eye = np.broadcast_to(np.eye(rest.gram_y.shape[-1]), rest.gram_y.shape)
-        of_y = {r: rest.smoothed_y(r, eye)[0] for r in dict.fromkeys(reg.y for reg in regs)}
+        of_y = {r: rest.smoother_y(r)(eye) for r in dict.fromkeys(reg.y for reg in regs)}
         squares = {r: smoother.mT @ held.gram_y @ smoother for r, smoother in of_y.items()}
         for reg_x in dict.fromkeys(reg.x for reg in regs):
             # What x predicts of the basis of y: its features from here on.
-            predicted, _ = rest.smoothed_x(reg_x, rest.cross.mT)
+            predicted = rest.smoother_x(reg_x)(rest.cross.mT)
             unseen = PairMeans(
                 predicted.mT @ held.gram_x @ predicted,
                 held.gram_y,
@@ -428,8 +428,10 @@ class FoldMeans(NamedTuple):
         """
         rest, held, beta = self.rest, self.held, in_squared[:, None]
         alpha = in_joint[:, None, None]
-        predicted, u = rest.smoothed_x(reg.x, rest.cross.mT)
-        coef, v = rest.smoothed_y(reg.y, predicted.mT)
+        of_x, of_y = rest.smoother_x(reg.x), rest.smoother_y(reg.y)
+        u, v = of_x.of_mean, of_y.of_mean
+        predicted = of_x(rest.cross.mT)
+        coef = of_y(predicted.mT)
         slope = coef.mT @ self.target
         by_x = coef @ held.gram_x
         centred = held.cross - held.mean_y[..., None] * held.mean_x[:, None]
@@ -437,10 +439,10 @@ class FoldMeans(NamedTuple):
         offset = held.mean_x[..., None] * self.constant[:, None]
         in_slope = 2.0 * beta * (held.gram_x @ slope + offset - self.of_x)
         in_coef = 2.0 * alpha * (held.gram_y @ by_x - centred) + self.target @ in_slope.mT
-        right_x, _ = rest.smoothed_x(reg.x, in_coef.mT)
+        right_x = of_x(in_coef.mT)
         # On the left side of it, and of what u has of y.
         both = np.concatenate([in_coef, rest.cross @ u[..., None]], axis=-1)
-        left, _ = rest.smoothed_y(reg.y, both)
+        left = of_y(both)
         right_y, of_u = left[..., :-1], left[..., -1]
 
         def times(matrix: Array, vector: Array) -> Array:
@@ -449,7 +451,7 @@ class FoldMeans(NamedTuple):
         in_rest = PairMeans(
             -_symmetric(right_x @ coef),
             -_symmetric(right_y @ coef.mT),
-            rest.smoothed_x(reg.x, right_y.mT)[0].mT,
+            of_x(right_y.mT).mT,
             -times(coef.mT, times(in_coef, u)) - times(right_x, of_u),
             -times(right_y, times(predicted, v)) - times(coef, times(in_coef.mT, v)),
         )
@@ -471,8 +473,8 @@ def _symmetric(matrices: Array) -> Array:
     return 0.5 * (matrices + matrices.mT)
 
 
-def smoothed(grams: Array, means: Array, reg: float, right: Array) -> tuple[Array, Array]:
-    """S(r) times a matrix, of each of F folds, see :meth:`FoldMeans.losses`.
+class Smoother:
+    """S(r) of each of F folds, see :meth:`FoldMeans.losses`, factored once for all its products.
 
     Parameters
     ----------
@@ -480,30 +482,39 @@ def smoothed(grams: Array, means: Array, reg: float, right: Array) -> tuple[Arra
         E[N N^T] and c, shapes (F, m, m) and (F, m).
     reg
         r > 0.
-    right
-        Shape (F, m, k).
 
-    Returns
-    -------
-    product : (F, m, k)
-    of_mean : (F, m)
-        A^-1 c / (c^T A^-1 c), or 0 where there is no mean to stay away from.
+    Attributes
+    ----------
+    of_mean
+        A^-1 c / (c^T A^-1 c), or 0 where there is no mean to stay away from; shape (F, m).
 
     Raises
     ------
     LinAlgError
         If a matrix A is singular, or a large one not positive definite, as computed.
     """
-    both = np.concatenate([right, means[..., None]], axis=-1)
-    if grams.shape[-1] <= _SMALL:  # threads wait for the interpreter once, and not for each fold
-        both = np.linalg.solve(grams + reg * np.eye(grams.shape[-1]), both)
-    else:
-        factors = (CholeskyFactor.of(gram, reg) for gram in grams)
-        both = np.stack([factor.solve(one.T).T for factor, one in zip(factors, both, strict=True)])
-    solved, of_mean = both[..., :-1], both[..., -1]
-    scale = (means * of_mean).sum(axis=-1)
-    of_mean = of_mean / np.where(scale > 0.0, scale, np.inf)[:, None]
-    return solved - of_mean[..., None] * (means[:, None] @ solved), of_mean
+
+    def __init__(self, grams: Array, means: Array, reg: float) -> None:
+        size = grams.shape[-1]
+        self._means, self._inverse, self._factors = means[:, None], None, list[CholeskyFactor]()
+        if size <= _SMALL:  # threads wait for the interpreter once, and not for each fold
+            self._inverse = np.linalg.inv(grams + reg * np.eye(size))
+        else:
+            self._factors = [CholeskyFactor.of(gram, reg) for gram in grams]
+        of_mean = self._solved(means[..., None])[..., 0]
+        scale = (means * of_mean).sum(axis=-1)
+        self.of_mean = of_mean / np.where(scale > 0.0, scale, np.inf)[:, None]
+
+    def __call__(self, right: Array) -> Array:
+        """S(r) times a matrix of each fold, shape (F, m, k)."""
+        solved = self._solved(right)
+        return solved - self.of_mean[..., None] * (self._means @ solved)
+
+    def _solved(self, right: Array) -> Array:
+        if self._inverse is not None:
+            return self._inverse @ right
+        each = zip(self._factors, right, strict=True)
+        return np.stack([factor.solve(one.T).T for factor, one in each])
 
 
 @dataclass(frozen=True, eq=False)
@@ -522,8 +533,8 @@ class FactoredFold:
     def solution(self, reg: Regularization) -> JointSolution:
         """What the other folds give, normalized, in the Newton bases."""
         rest = FoldMeans.of(self.rest, self.held).rest
-        left, _ = rest.smoothed_y(reg.y, rest.cross)
-        right, _ = rest.smoothed_x(reg.x, left.mT)
+        left = rest.smoother_y(reg.y)(rest.cross)
+        right = rest.smoother_x(reg.x)(left.mT)
         return JointSolution.in_newton_bases(right[0].T)
 
     def losses(self, regs: Sequence[Regularization]) -> Losses:
