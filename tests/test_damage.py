@@ -240,6 +240,7 @@ def test_an_older_schema_is_read_as_it_is(place):
     np.testing.assert_array_equal(cme_dask.load(place / "new").transform(points), expected)
 
 
+@pytest.mark.slow
 def test_exit_codes_of_a_process(place):
     """The same sentences and codes from a process of its own."""
     truncate(place / "s/x/c/4/0")

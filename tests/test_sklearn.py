@@ -98,7 +98,12 @@ def check_defaults(kind, left_out=()):
     assert len(outcome) - len(failed) >= 40 - len(left_out)
 
 
-SLOW_CHECKS = ConditionalMeanEmbedding, EmbeddingClassifier, MulticlassEmbedding
+SLOW_CHECKS = (
+    ConditionalMeanEmbedding,
+    EmbeddingClassifier,
+    KernelLogisticRegression,
+    MulticlassEmbedding,
+)
 QUICK_CHECKS = tuple(kind for kind in DEFAULTS if kind not in SLOW_CHECKS)
 
 
