@@ -114,9 +114,7 @@ def test_no_chunk_is_read_before_and_each_once_after(table, tmp_path, monkeypatc
     assert not store.chunks("y")
 
 
-@pytest.mark.parametrize(
-    "kind", ["numpy", "dask", pytest.param("store", marks=pytest.mark.slow), "zarr"]
-)
+@pytest.mark.parametrize("kind", ["numpy", "dask", "store", "zarr"])
 def test_every_scheduler_gives_the_same(table, tmp_path, kind, cluster):
     fit = PivotedCholesky(GAUSSIAN, tol=1e-2).fit(table)
     source = SOURCES[kind](tmp_path, table)

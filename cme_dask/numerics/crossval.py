@@ -22,7 +22,7 @@ Array = Any
 Solve = Callable[[Moments], JointSolution]
 Evaluated = TypeVar("Evaluated")
 
-_SMALL = 64  # matrices that are inverted in one call for all folds
+_SMALL = 40  # matrices that are inverted in one call for all folds
 _AT_ONCE = 1 << 15  # numbers in coefficients of several folds and ridges, which caches hold
 
 
