@@ -55,7 +55,7 @@ from cme_dask.estimators.tuned import (
     search_kernels,
     search_memory,
 )
-from cme_dask.kernels.evaluator import one_blas_thread, parallel_map
+from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, waiting, working
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import (
     Gain,
@@ -368,6 +368,7 @@ class _SecondAhead:
             self._begun = self._thread.submit(run, self._make, context, for_location)
             self._begun.add_done_callback(lambda _: self._events.put(None))
 
+    @working()
     def _make(self, context: FitContext, for_location: tuple[FeatureMoments, ...]) -> _Second:
         with one_blas_thread():
             location = regression(context, for_location, scaled=True)
@@ -380,9 +381,10 @@ class _SecondAhead:
         """The location and the second fit, or None if there are none."""
         if self._begun is None:
             return None
-        for event in iter(self._events.get, None):
-            if self._context.progress is not None:
-                self._context.progress(event)
+        with waiting():
+            for event in iter(self._events.get, None):
+                if self._context.progress is not None:
+                    self._context.progress(event)
         with suppress(CmeDaskError, MemoryError):
             return self._begun.result()
         return None

@@ -2,7 +2,7 @@
 
 Fresh memory costs page faults, several times the arithmetic of a kernel block. The array API
 standard has no ``out=``, NumPy and CuPy have: this file alone knows which library can do what, and
-calls BLAS routines that add in place. It also limits the threads of BLAS.
+calls BLAS routines that add in place. It also limits the threads of BLAS, and its own.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -271,7 +271,7 @@ def lower_product(matrix: Array, out: Array) -> None:
     _dtrmm(RIGHT, LOWER_ROWS, PLAIN, PLAIN, as_int(n), as_int(m), ONE, a, lda, b, ldb)
 
 
-# One BLAS thread per worker thread, for as long as something runs; and a few calls at once
+# One BLAS thread per worker thread, for as long as something runs
 #
 # The number of BLAS threads is a property of the process, and sums depend on it: so it is set once
 # around everything that makes a fit's numbers, and given back when the last user has left. So is
@@ -364,14 +364,51 @@ def release_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+# Threads side by side
+#
+# A fit runs up to as many as it has cores. Work that is not begun as a map, such as one search
+# beside another, is counted as well: two searches that took all cores each would hand the
+# interpreter from thread to thread at each of their many short calls, and be slower for it.
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_working = 1  # the thread of the fit, and those that it has begun
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+    """Count this thread, which another one has begun, among those that work."""
+    with _counted(1):
+        yield
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Do not count this thread while it waits for another one."""
+    with _counted(-1):
+        yield
+
+
+@contextlib.contextmanager
+def _counted(threads: int, most: int | None = None) -> Iterator[int]:
+    """Count so many threads more, or as many as there may be; how many these are."""
+    global _working
+    with _lock:
+        if most is not None:
+            threads = max(min(threads, most - _working), 0)
+        _working += threads
+    try:
+        yield threads
+    finally:
+        with _lock:
+            _working -= threads
 
 
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], cores: int
 ) -> list[Result]:
-    """``function`` of each item in so many threads; with one core in the thread that asks."""
+    """``function`` of each item, in as many threads as others leave of so many cores."""
     if min(cores, len(items)) <= 1:
         return [function(item) for item in items]
     return list(parallel_each(function, items, cores))
@@ -381,12 +418,13 @@ def parallel_each(
     function: Callable[[Item], Result], items: Sequence[Item], cores: int
 ) -> Iterator[Result]:
     """As :func:`parallel_map`, one result after the other."""
-    if min(cores, len(items)) <= 1:
-        yield from map(function, items)
-        return
-    contexts = [copy_context() for _ in items]  # such as the settings for floating-point errors
-    with ThreadPoolExecutor(cores) as threads:
-        yield from threads.map(lambda c, item: c.run(function, item), contexts, items)
+    with _counted(min(cores, len(items)) - 1, cores) as others:
+        if not others:  # the thread that asks
+            yield from map(function, items)
+            return
+        contexts = [copy_context() for _ in items]  # such as the settings for floating-point errors
+        with ThreadPoolExecutor(others + 1) as threads:
+            yield from threads.map(lambda c, item: c.run(function, item), contexts, items)
 
 
 @contextlib.contextmanager
@@ -401,11 +439,13 @@ def beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
     """
     over = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(copy_context().run, work, over.is_set)
+        done = thread.submit(copy_context().run, working()(work), over.is_set)
         try:
             yield
         finally:
             over.set()
+            with waiting():
+                wait([done])
         done.result()
 
 

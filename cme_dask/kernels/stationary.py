@@ -26,6 +26,7 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 LengthScale = float | tuple[float, ...]
 
+_MEDIAN_ROWS = 100  # about, of which the median is taken
 _EQUAL = 1e-10  # r^2 of rows that are taken for equal
 _LOST = 1e7  # |u|^2 from which a gradient by products has lost half of its digits
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
@@ -52,7 +53,7 @@ def _reach(xp: Any, u: Array) -> float:
 
 
 class DistanceEvaluator(BlockEvaluator):
-    """Functions of the scaled rows u = (x - c) / l, with c the column medians of Z.
+    """Functions of the scaled rows u = (x - c) / l, with c the column medians of some of Z.
 
     Distances don't change with c, but their rounding does: an offset that is large against the
     spread would cancel only after it had been squared. A median stays where most rows are, however
@@ -71,7 +72,8 @@ class DistanceEvaluator(BlockEvaluator):
         self._scale: Any = scale
         if isinstance(scale, tuple):
             self._scale = xp.asarray(scale, dtype=Z.dtype, device=device(Z))
-        self.centre: Any = xp.sort(Z, axis=0)[m // 2, :] if m else 0.0
+        few = Z[:: max(m // _MEDIAN_ROWS, 1), :]
+        self.centre: Any = xp.sort(few, axis=0)[few.shape[0] // 2, :] if m else 0.0
         self._factor, self._smooth = kernel.factor, kernel.smooth
         with np.errstate(over="ignore"):
             v = (Z - self.centre) / self._scale

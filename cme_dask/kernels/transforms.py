@@ -314,7 +314,8 @@ def _column_transform(d: object) -> ColumnTransform:
 
 
 def _finite(name: str, value: Any) -> float:
-    if is_a(value, Real) and abs(value) <= sys.float_info.max:
+    # Of the thousands of knots nearly all are floats; whether others are numbers takes longer.
+    if (type(value) is float or is_a(value, Real)) and abs(value) <= sys.float_info.max:
         return float(value)
     raise DataError(f"{name} must be a finite number, got {value!r}")
 

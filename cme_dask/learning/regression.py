@@ -279,10 +279,10 @@ def learn_mean(
             if len(some) > ROWS[0]:
                 stage = descent.stage(each.scaled, folds, ROWS[1])
             found.append((each, stage, best))
-        of, stage, (_, point, reg) = found[0] if len(found) == 1 else min(found, key=absolute)
+        of, stage, best = found[0] if len(found) == 1 else min(found, key=absolute)
         if len(some) > ROWS[0]:
-            _, point, reg = descent.moved(stage, point, reg, _STEPS[2])
-        final = descent.simplified(stage, descent.rounded(point), reg)
+            best = descent.moved(stage, best.point, best.reg, _STEPS[2])
+        final = descent.simplified(stage, best)
     if memory is not None:
         memory.flush()
     if final is None:
@@ -292,7 +292,7 @@ def learn_mean(
     return MeanKernel(
         descent.variable.kernels.kernel(point),
         of.transform,
-        reg,
+        best.reg,
         reached.error / stage.targets.shape[1],
         _absolute_error(away, y, stage.weights),
         law_error(y - away, y, stage.weights),
@@ -465,7 +465,7 @@ class _Descent:
         gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
         if not np.isfinite(gradient).all():
             return failed
-        return math.log(found.error / stage.targets.shape[1]), gradient
+        return self._log_error(stage, found), gradient
 
     def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
         """After some steps from a point on."""
@@ -496,20 +496,24 @@ class _Descent:
         return replace(point, scales=tuple(scales))
 
     def simplified(
-        self, stage: _Stage, point: KernelPoint, reg: float
+        self, stage: _Stage, learned: _Learned
     ) -> tuple[KernelPoint, HeldOutError] | None:
         """Without the columns of long scales, if nothing is lost by that; one column stays.
 
         None if no error can be computed.
         """
-        full = self.reached(stage, point, reg)
-        if full is None:
-            return None
+        error, point, reg = learned
+        point = self.rounded(point)
         long = [j for j in self.free if SCALES[1] <= point.scales[j] < IGNORED]
         if long and len(long) < len(point.free):
             scales = [IGNORED if j in long else scale for j, scale in enumerate(point.scales)]
             simple = replace(point, scales=tuple(scales))
             found = self.reached(stage, simple, reg)
-            if found is not None and found.error <= full.error * math.exp(_WORSE):
+            if found is not None and self._log_error(stage, found) <= error + _WORSE:
                 return simple, found
-        return point, full
+        full = self.reached(stage, point, reg)
+        return None if full is None else (point, full)
+
+    def _log_error(self, stage: _Stage, found: HeldOutError) -> float:
+        """The logarithm of the mean over the targets."""
+        return math.log(found.error / stage.targets.shape[1])
