@@ -1,5 +1,7 @@
 """The documentation site: every page and every public name has its place; slowly, it is built."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -102,6 +104,51 @@ def test_every_picture_is_in_the_gallery_and_leads_to_its_page():
 # The build --------------------------------------------------------------------------------------
 
 
+ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(?:[^`<]*<)?[~.]?([\w.]+)>?`")
+
+
+def roles_of(tree, owners=()):
+    """References in docstrings of a module, each with the classes around it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from ((owners, name) for name in ROLE.findall(str(node.value.value)))
+        inner = (*owners, node.name) if isinstance(node, ast.ClassDef) else owners
+        yield from roles_of(node, inner)
+
+
+def leads_to(scope, names):
+    for name in names:
+        if name in getattr(scope, "__annotations__", {}):  # a field without a default
+            return True
+        if not hasattr(scope, name):
+            return False
+        scope = getattr(scope, name)
+    return True
+
+
+def test_references_in_docstrings_are_there():
+    """Seen from the classes around them, from their module, or from any module of the package."""
+    root = Path(cme_dask.__file__).parents[1]
+    each = {}
+    for path in sorted((root / "cme_dask").rglob("*.py")):
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if not name.endswith("__main__"):
+            each[importlib.import_module(name)] = path
+    missing = []
+    for module, path in each.items():
+        for owners, target in roles_of(ast.parse(path.read_text())):
+            around = [module]
+            for owner in owners:
+                around.append(getattr(around[-1], owner))
+            whole = target.startswith("cme_dask.")
+            names = target.split(".")[1:] if whole else target.split(".")
+            scopes = [cme_dask] if whole else [*around[::-1], *each]
+            if not any(leads_to(scope, names) for scope in scopes):
+                missing.append((module.__name__, target))
+    assert missing == []
+
+
+@pytest.mark.slow
 def test_every_reference_in_pages_and_docstrings_is_there():
     """As the whole build asks it, which takes longer."""
     pytest.importorskip("sphinx", reason="Sphinx is not installed")
