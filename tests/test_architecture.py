@@ -247,6 +247,8 @@ assert not heavy(), heavy()
 import cme_dask.estimators.joint  # estimators are scikit-learn's, but not all of it is loaded
 slow = {{"dask.array", "xarray", "sklearn.cluster", "sklearn.tree"}} & set(sys.modules)
 assert not slow, slow
+import cme_dask.estimators.multiclass  # which learns networks with JAX
+assert not {{"jax", "optax"}} & set(sys.modules)
 print(*(float(v).hex() for v in values))
 """
     printed = [float.fromhex(text) for text in run(code).split()]

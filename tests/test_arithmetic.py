@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 import types
 from functools import partial
 
@@ -352,6 +354,30 @@ print(seen, threads())
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.strip() == "[{1}, {1}, {1}] {2}"
+
+
+def test_maps_take_the_threads_that_others_leave():
+    def alone(cores):
+        names = into.parallel_map(lambda _: threading.current_thread().name, range(4), cores)
+        return set(names) == {threading.current_thread().name}
+
+    seen, first = {}, threading.Event()
+
+    def work(over):
+        seen["beside"] = [alone(2), alone(3)]
+        first.set()
+        while not over() or into._working > 1:  # until the other thread waits for this one
+            time.sleep(0.001)
+        seen["waited for"] = [alone(1), alone(2)]
+
+    assert [alone(1), alone(2)] == [True, False]
+    with into.beside(work):
+        first.wait()
+        assert [alone(2), alone(3)] == [True, False]
+        with pytest.raises(ZeroDivisionError):
+            into.parallel_map(lambda i: 1 // i, range(3), 3)
+    assert seen == {"beside": [True, False], "waited for": [True, False]}
+    assert into._working == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is told")

@@ -438,6 +438,7 @@ def test_fresh_processes_start_together_and_tell_their_memory(tmp_path):
             assert one["peak_bytes"] >= one["base_bytes"] > 2**20
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_reach_the_caller():
     with pytest.raises(DataError, match="tol must lie between"):
         run_fresh(Fit(Rows(2000, 2), "cholesky", KERNEL.to_dict(), 2.0))

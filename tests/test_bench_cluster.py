@@ -92,6 +92,7 @@ def test_what_does_not_start_is_an_error(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_a_worker_whose_port_is_taken_is_an_error_at_once(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

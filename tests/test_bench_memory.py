@@ -49,6 +49,7 @@ def test_chunks_of_a_repeated_table_are_links_that_are_read_as_rows(tmp_path):
     assert zarr.open_array(tmp_path / "rows.zarr" / "y", mode="r").chunks == (64, 1)
 
 
+@pytest.mark.slow
 def test_a_shape_is_measured_beside_its_prediction(tmp_path, monkeypatch):
     shape = Shape(20_000, (2, 1), chunk=1000, rank=150, scale=0.3)
     measurements, ratios = run_case(tmp_path, monkeypatch, {"small": shape})

@@ -136,6 +136,7 @@ def test_prediction_is_near_the_measured_peak(tmp_path, folds):
     assert phase == "the pass"
 
 
+@pytest.mark.slow
 def test_prediction_of_features_is_near_the_measured_peak(tmp_path):
     predicted, peak, phase = measured(tmp_path, FEATURES, 100_000, 500)
     assert 0.8 <= predicted / peak <= 1.25

@@ -273,13 +273,6 @@ def test_without_jax_one_sentence_says_what_to_install(table, monkeypatch):
         MulticlassEmbedding(kernel_x=kernels.Network((8,))).fit(*table[:2])
 
 
-def test_jax_is_imported_by_nobody_who_does_not_learn():
-    code = (
-        "import sys, cme_dask.estimators.multiclass; assert not {'jax', 'optax'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 LEARNING = """
 import sys
 import numpy as np, optax, jax, zarr

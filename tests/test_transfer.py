@@ -471,7 +471,8 @@ TransferOperator(kernels.Gaussian(1.5), reg=1e-3, tol=1e-3).fit(
 """
 
 
-@pytest.mark.parametrize("rows_per_chunk", [3, pytest.param(10**9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows_per_chunk", [3, 10**9])
 def test_a_killed_fit_resumes_beyond_its_row_sample(
     trajectories, tmp_path, monkeypatch, rows_per_chunk
 ):
