@@ -64,7 +64,7 @@ def folder(tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     rng = np.random.default_rng(0)
     for station in ("Dongsi", "Dingling", "Gucheng"):
-        n = 2400
+        n = 1900
         date = np.datetime64("2013-03-01T00") + np.arange(n) * np.timedelta64(1, "h")
         day = date.astype("datetime64[D]")
         month = day.astype("datetime64[M]")

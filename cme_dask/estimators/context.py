@@ -319,8 +319,11 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
     if not root.all():
         return False
     values = np.asarray(kernel(points, points), dtype=np.float64)
-    same = np.ptp(values) <= _SAME * np.abs(values).max()
-    correlations = np.abs(values) / root / root[:, None]
+    least, most = values.min(), values.max()
+    same = most - least <= _SAME * max(abs(least), abs(most))
+    correlations = np.abs(values)
+    correlations /= root
+    correlations /= root[:, None]
     np.fill_diagonal(correlations, 0.0)
     nearest = float(np.quantile(correlations.max(axis=1), 0.9))
     among = f"among {len(points):,} sampled rows"

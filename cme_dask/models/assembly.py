@@ -158,8 +158,8 @@ def assemble(
         (rows_x, weights_x), (rows_y, weights_y) = points
         ratio = base + x.basis(rows_x) @ coef.T @ y.basis(rows_y).T
         # What g takes below zero, each variable's weights adding up to one.
-        mass = weights_x @ np.maximum(-ratio, 0.0) @ weights_y
-        described["negative_mass"] = float(mass)
+        np.minimum(ratio, 0.0, out=ratio)
+        described["negative_mass"] = abs(float(weights_x @ ratio @ weights_y))
     names = components[0].sides[1].names  # events that only a search needed come after them
     model = JointModel(x, y, coef, described, moments.to_arrays(len(names)), base)
     if len(components) == 1:
