@@ -101,9 +101,6 @@ def test_every_picture_is_in_the_gallery_and_leads_to_its_page():
         assert png == "demo.png" or f"({png})" in (DOCS / page).read_text(), png
 
 
-# The build --------------------------------------------------------------------------------------
-
-
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`(?:[^`<]*<)?[~.]?([\w.]+)>?`")
 
 
@@ -146,6 +143,9 @@ def test_references_in_docstrings_are_there():
             if not any(leads_to(scope, names) for scope in scopes):
                 missing.append((module.__name__, target))
     assert missing == []
+
+
+# The build --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

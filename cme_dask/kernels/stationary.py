@@ -26,7 +26,7 @@ from cme_dask.kernels.length_scales import ColumnScale
 
 LengthScale = float | tuple[float, ...]
 
-_MEDIAN_ROWS = 100  # about, of which the median is taken
+_MEDIAN_ROWS = 100  # about so many have the median that all others are centred by
 _EQUAL = 1e-10  # r^2 of rows that are taken for equal
 _LOST = 1e7  # |u|^2 from which a gradient by products has lost half of its digits
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1

@@ -351,6 +351,11 @@ class _Stage(NamedTuple):
     trend: Array
 
 
+def _log_error(stage: _Stage, found: HeldOutError) -> float:
+    """The logarithm of the mean over the targets."""
+    return math.log(found.error / stage.targets.shape[1])
+
+
 class _Learned(NamedTuple):
     """The logarithm of an error, and where it is reached."""
 
@@ -465,7 +470,7 @@ class _Descent:
         gradient = np.append((slopes * scales)[self.free], found.in_reg * reg) / found.error
         if not np.isfinite(gradient).all():
             return failed
-        return self._log_error(stage, found), gradient
+        return _log_error(stage, found), gradient
 
     def moved(self, stage: _Stage, point: KernelPoint, reg: float, steps: int) -> _Learned:
         """After some steps from a point on."""
@@ -509,11 +514,7 @@ class _Descent:
             scales = [IGNORED if j in long else scale for j, scale in enumerate(point.scales)]
             simple = replace(point, scales=tuple(scales))
             found = self.reached(stage, simple, reg)
-            if found is not None and self._log_error(stage, found) <= error + _WORSE:
+            if found is not None and _log_error(stage, found) <= error + _WORSE:
                 return simple, found
         full = self.reached(stage, point, reg)
         return None if full is None else (point, full)
-
-    def _log_error(self, stage: _Stage, found: HeldOutError) -> float:
-        """The logarithm of the mean over the targets."""
-        return math.log(found.error / stage.targets.shape[1])
