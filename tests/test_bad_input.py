@@ -1002,8 +1002,8 @@ MODELS = {
     ),
     "half-written": (STORES["half-written"][0], "no finished model of cme_dask .* write it again"),
     "newer": (
-        described(lambda a: a.update(schema_version=6)),
-        "has schema version 6, this cme_dask reads up to 5: install a newer cme_dask",
+        described(lambda a: a.update(schema_version=7)),
+        "has schema version 7, this cme_dask reads up to 6: install a newer cme_dask",
     ),
     "no type": (described(lambda a: a.pop("type")), "has a damaged description"),
     "other type": (

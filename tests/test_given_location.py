@@ -25,9 +25,11 @@ from test_reads import opened
 from cme_dask import JointClassifier, JointDistribution, Tuning, load
 from cme_dask.cli import cli
 from cme_dask.errors import DataError, StoreError
+from cme_dask.estimators.locating import join_location
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.folds import fold_of_rows
 from cme_dask.numerics.given_location import MixedMean
+from cme_dask.numerics.location import MeanFunction
 from cme_dask.numerics.scoring import law_error
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
@@ -119,7 +121,7 @@ def test_a_regressor_is_a_column_of_its_cross_fitted_predictions(brief_search):
     """With learned kernels, which see the predictions in both cases."""
     x, y = rows(120)
     made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS))
-    one = JointDistribution(location=TREE, n_folds=N_FOLDS).fit(x, y)
+    one = JointDistribution(location=TREE, residual=True, n_folds=N_FOLDS).fit(x, y)
     other = JointDistribution(location="x2", n_folds=N_FOLDS).fit(np.hstack([x, made]), y)
     same_model(one.model_.residual.model, other.model_.residual.model)
     asked = np.hstack([x, clone(TREE).fit(x, y[:, 0]).predict(x)[:, None]])
@@ -540,7 +542,7 @@ def test_trees_join_a_regressor_that_predicts_worse(joined):
     assert 0.1 <= share < 0.5
     alone = clone(few).fit(x, y[:, 0]).predict(x)[:, None]
     np.testing.assert_allclose(location.given(x), alone)
-    both = share * alone + (1 - share) * location.trees(x)
+    both = share * alone + (1 - share) * location.other(x)
     np.testing.assert_allclose(location(x), both, rtol=1e-12)
     more, target = steps(2000, 5)
     errors = [np.abs(mean(more) - target).mean() for mean in (location, location.given)]
@@ -582,7 +584,7 @@ def test_a_mixed_location_is_saved_where_both_are_trees(tmp_path, joined):
 
 
 @pytest.mark.parametrize(
-    "change", [{"share": 0.0}, {"share": 1.5}, {"share": "a"}, {"trees": None}, {"given": 3}]
+    "change", [{"share": 0.0}, {"share": 1.5}, {"share": "a"}, {"other": None}, {"given": 3}]
 )
 def test_damaged_mixed_locations_are_refused(joined, change):
     state = joined[0].model_.to_state()
@@ -593,17 +595,17 @@ def test_damaged_mixed_locations_are_refused(joined, change):
 
 def test_locations_of_other_columns_do_not_mix(joined):
     state = joined[0].model_.to_state()
-    state.description["residual"]["location"]["trees"]["width"] = 3
+    state.description["residual"]["location"]["other"]["width"] = 3
     with pytest.raises(StoreError, match="damaged"):
         JointModel.from_state(state)
 
 
-@pytest.mark.parametrize("why", ["no trees", "kernels given", "few rows", "better", "column"])
+@pytest.mark.parametrize("why", ["as it is", "kernels given", "better", "column"])
 def test_a_regressor_stays_alone(why):
-    x, y = steps(90 if why == "few rows" else 300)
+    x, y = steps(300)
     location, changes = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0), {"tuning": TREES}
-    if why == "no trees":
-        changes["tuning"] = replace(TREES, trees=())
+    if why == "as it is":
+        changes["residual"] = True
     if why == "kernels given":
         changes = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2}
     if why == "better":
@@ -615,3 +617,111 @@ def test_a_regressor_stays_alone(why):
     assert not isinstance(fit.model_.residual.location, MixedMean)
     words = "column x2" if why == "column" else type(location).__name__
     assert fit.model_.about["residual"]["location"] == words
+
+
+# A regressor that a ridge regression joins
+
+
+SMOOTH = replace(TREES, trees=())
+
+
+def skewed(n=400, seed=2, q=1):
+    """A smooth function, whose exponential has errors that grow with it; the second column not."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, size=(n, 2))
+    log = 2.0 * np.sin(x[:, :1]) + x[:, 1:] + 0.2 * rng.normal(size=(n, 1))
+    return x, np.hstack([np.exp(log), log + 0.1 * rng.normal(size=(n, 1))][:q])
+
+
+FEW = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["scores", "columns"])
+def beside_ridge(request):
+    """A tree of few leaves, joined by a ridge regression; one column of y is located in scores."""
+    x, y = skewed(q=request.param)
+    fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS)
+    return fit.fit(x, y), x, y
+
+
+def test_a_ridge_regression_joins_a_regressor_in_its_coordinates(beside_ridge):
+    fit, x, y = beside_ridge
+    moved, about = fit.model_.residual, fit.model_.about["residual"]
+    location, share = moved.location, moved.location.share
+    assert isinstance(location.other, MeanFunction)
+    assert about["location"] == (
+        f"{share:.0%} DecisionTreeRegressor, {1 - share:.0%} kernel ridge regression"
+    )
+    assert 0.1 <= share < 0.5
+    one_column = y.shape[1] == 1
+    assert (location.transform is None, about["transform"] == "raw") == (not one_column,) * 2
+    alone = clone(FEW).fit(x, y).predict(x).reshape(y.shape)
+    np.testing.assert_allclose(location.given(x), alone)
+    both = share * moved.forward(alone) + (1 - share) * location.other(x)
+    np.testing.assert_allclose(location(x), both, rtol=1e-12)
+    np.testing.assert_array_equal(moved.placed(x)[0], location(x))
+    np.testing.assert_array_equal(moved.placed(x)[1], np.hstack([x, location(x)]))
+    assert fit.n_passes_ == 1
+
+
+def test_laws_of_a_regressor_that_a_ridge_regression_joins_are_better(beside_ridge):
+    fit, x, y = beside_ridge
+    alone = JointDistribution(location=FEW, residual=True, tuning=SMOOTH, n_folds=N_FOLDS)
+    asked, target = skewed(1500, 7, y.shape[1])
+    joined, single = (
+        each.conditional(asked).crps(target).mean() for each in (fit, alone.fit(x, y))
+    )
+    assert joined < 0.97 * single
+
+
+def test_a_location_that_a_ridge_regression_joins_is_saved(tmp_path, beside_ridge):
+    fit, *_ = beside_ridge
+    fit.save(tmp_path / "m")
+    again, asked = load(tmp_path / "m"), skewed(50, 3)[0]
+    assert fit.model_.to_state().schema_version == 6
+    for answer in ("mean", "std", "median"):
+        each = [getattr(model.conditional(asked), answer)() for model in (fit, again)]
+        np.testing.assert_array_equal(*each)
+
+
+@pytest.mark.parametrize("beside_ridge", [1], indirect=True)
+def test_the_plan_names_what_joins_a_regressor(beside_ridge):
+    fit, x, y = beside_ridge
+    plan = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS).plan(x, y)
+    assert plan.location == fit.model_.about["residual"]["location"]
+    assert plan.passes == fit.n_passes_ == 1
+    assert plan.parts["given location"] > 0.0
+
+
+@pytest.mark.parametrize("beside_ridge", [1], indirect=True)
+def test_a_mixture_has_the_coordinates_of_its_residuals(beside_ridge):
+    state = beside_ridge[0].model_.to_state()
+    state.description["residual"]["location"]["transform"] = None
+    with pytest.raises(StoreError, match=r"damaged.*coordinates"):
+        JointModel.from_state(state)
+
+
+def test_a_ridge_regression_joins_in_rows_without_a_fold_of_theirs(monkeypatch):
+    """Each mixture is that of parts which have not seen the fold."""
+    x, y = skewed()
+    seen = []
+
+    def recorded(*args):
+        seen.append(join_location(*args))
+        return seen[-1]
+
+    monkeypatch.setattr("cme_dask.estimators.joint_fit.join_location", recorded)
+    fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS).fit(x, y)
+    residuals, folds = seen[0].given.residuals, fold_of_rows(0, len(x), N_FOLDS)
+    made = predictions(x, y, folds, FEW)
+    share = residuals.location.share
+    coefs = [each.other.coef for each in residuals.each]
+    assert all(np.abs(coef - residuals.location.other.coef).max() > 0.0 for coef in coefs)
+    ridge = np.empty_like(y)
+    for fold, each in enumerate(residuals.each):
+        ridge[folds == fold] = each.other(x[folds == fold])
+    expected = share * residuals.scores(made) + (1 - share) * ridge
+    np.testing.assert_allclose(residuals.held_out(x, folds), expected, rtol=1e-10)
+    cells = fit.model_.residual.model.y.cells
+    errors = residuals.scores(y) - expected
+    np.testing.assert_allclose(cells.masses @ cells.means, errors.mean(axis=0), atol=1e-10)

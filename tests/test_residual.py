@@ -88,6 +88,9 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
     pivots, trend = x[:12], bool(found.residuals.location.trend.any())
     features = np.column_stack([oracle_joint.newton(kernels.Gaussian(1.0), x, pivots), x])
     cross_fitted = found.residuals.held_out(x, folds)
+    for fold, mean in enumerate(found.residuals.each):
+        held = folds == fold
+        np.testing.assert_allclose(mean(x[held]), cross_fitted[held], atol=1e-12)
     share = np.array([weights[folds == f].sum() for f in range(N_FOLDS)]) / weights.sum()
     for j in range(2):
         losses = np.zeros((N_FOLDS, len(RIDGES)))

@@ -447,9 +447,9 @@ def test_a_gain_in_one_of_four_units_of_rows_is_not_clear():
     units = np.arange(4000) % 4
     better = y - missed * np.where(units == 0, 0.97, 1.004)[:, None]
     apart = training(y, y)
-    assert trees._is_better(better, y - missed, apart)
-    assert not trees._is_better(better, y - missed, replace(apart, units=units))
-    assert trees._is_better(y - 0.995 * missed, y - missed, replace(apart, units=units))
+    assert trees.is_better(better, y - missed, apart)
+    assert not trees.is_better(better, y - missed, replace(apart, units=units))
+    assert trees.is_better(y - 0.995 * missed, y - missed, replace(apart, units=units))
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -19,7 +19,7 @@ from cme_dask.errors import StoreError
 
 Array = Any
 
-KIND, SCHEMA_VERSION = "model", 5
+KIND, SCHEMA_VERSION = "model", 6
 
 OUTPUT = stored(KIND)
 """What a saved model is, among outputs."""

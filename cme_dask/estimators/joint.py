@@ -146,8 +146,10 @@ class JointDistribution(JointFit):
         columns of y a name for each); or an unfitted scikit-learn regressor, which is fitted to the
         row sample and, for the residuals, to the row sample without each fold. Both models, of
         (x, y) and of (x, e), then come from one pass, and the location is kept whatever it gains,
-        which ``model_.about["residual"]`` holds. Where kernels are learned, trees that predict
-        clearly better than a regressor (``tuning.trees``) join it: mu(x) is then a mean of both.
+        which ``model_.about["residual"]`` holds. Where kernels are learned and ``residual`` is
+        ``"auto"``, a regressor is joined by the ridge regression or the trees that a fit without
+        ``location`` would try, where laws are clearly better: mu(x) is then a mean of both.
+        ``residual=True`` takes the regressor as it is.
         Laws of residuals are given the predictions as well as x, unless ``kernel_x`` is. A model
         whose location is a regressor can only be saved if that is one of scikit-learn's trees,
         forests or gradient boosting.

@@ -15,7 +15,7 @@ from cme_dask.data.sample import Sample
 from cme_dask.errors import DataError, ResourceError, option, remedy
 from cme_dask.estimators.base import Declarations, FittedBasis, MeanRegressor, Measured, origin
 from cme_dask.estimators.context import IN_ROUNDS, FitContext
-from cme_dask.estimators.given_location import given_location
+from cme_dask.estimators.given_location import given_location, location_kind
 from cme_dask.estimators.growing import (
     GrowingEstimator,
     different_functions,
@@ -23,7 +23,7 @@ from cme_dask.estimators.growing import (
 )
 from cme_dask.estimators.locating import (
     LocationSearch,
-    join_trees,
+    join_location,
     measuring_scores,
     search_location,
 )
@@ -154,7 +154,9 @@ class JointFit(MeanRegressor, GrowingEstimator):
                 ("conformal", self.conformal if self.conformal_by is None else True),
             )
         )
-        searches = residual and not given and x is None
+        # A given regressor is joined by another location, unless it is to be taken as it is.
+        joins = given and residual == "auto" and location_kind(self.location) == "regressor"
+        searches = residual and x is None and (joins or not given)
         location = LocationSearch(context, self._tuning.trees) if searches else None
         if undecided:
             if self.reg is not None and min(solver.reg[:2]) <= 0.0:
@@ -173,12 +175,12 @@ class JointFit(MeanRegressor, GrowingEstimator):
         if not residual and context.progress is not None:
             left_out = (LOCATION, SECOND + SEARCH, *SECOND_PASS)
             context.progress(StepBegan(PIVOTS, without=left_out))
-        if residual and not given and context.events is not None:
+        if residual and (joins or not given) and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
-        if location is not None:
+        if location is not None and joins:
+            context = join_location(context, location)
+        elif location is not None:
             context = search_location(context, location, context.scores)
-        elif residual and x is None:
-            context = join_trees(context, self._tuning.trees)
         if context.scores is not None:
             context = measuring_scores(context)
         context = replace(context, residual=residual, calibration=calibration, conformal=conformal)

@@ -34,11 +34,17 @@ from cme_dask.learning.trees import (
     CrossFit,
     TrainingRows,
     TreeSearch,
+    is_better,
     trees_bytes,
 )
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import MixedMean, RegressorResiduals
-from cme_dask.numerics.location import FittedMeanFunction, fit_mean_function, scaled_residuals
+from cme_dask.numerics.location import (
+    FittedMeanFunction,
+    RidgeResiduals,
+    fit_mean_function,
+    scaled_residuals,
+)
 from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
 from cme_dask.numerics.scoring import Mapped, law_error
 from cme_dask.numerics.trees import TreeMean
@@ -48,7 +54,7 @@ Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _LEAST_ROWS = 100  # that trees are learned on
-_SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside trees
+_SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside another location
 
 
 class LocationSearch:
@@ -145,63 +151,87 @@ def search_location(
 
 
 @one_blas_thread()
-def join_trees(context: FitContext, kinds: Sequence[str]) -> FitContext:
-    """The context whose given regressor is joined by trees, if they predict clearly better.
+@one_blas_thread()
+def join_location(context: FitContext, search: LocationSearch) -> FitContext:
+    """The context whose given regressor is joined by the location that a fit would try by itself.
 
     The location is then a mean of both, of which laws that know nothing but the prediction are best
-    at held-out rows. Its scale is the mean of theirs. A given column of predictions stays what it
-    is.
+    at held-out rows, if it is clearly better there than the regressor alone. Its scale is the mean
+    of theirs.
 
     Parameters
     ----------
     context
         With the given location, and the search for kernels.
-    kinds
-        Trees that are tried.
+    search
+        That for the other location, which may have begun.
     """
-    given, rows, trees = context.given, context.rows, tree_search(context, kinds)
-    if given is None or trees is None:
-        return context
+    given, rows = context.given, training_rows(context)
+    assert given is not None
     one = given.residuals
-    if not isinstance(one, RegressorResiduals):
+    assert isinstance(one, RegressorResiduals)
+    tried = search_location(replace(context, given=None), search, context.scores)
+    context = replace(context, search=tried.search, scores=None)
+    other = _known_location(tried)
+    if other is None:
         return context
-    x, y = rows.parts
-    folds = rows.folds(context.sample.folding, context.n_folds)
-    predicted = one.held_out(x, folds)
-    # It has seen more rows than the first trials, so that it says nothing of these.
-    context, found = _better_trees(context, trees, np.inf, lambda some: predicted[: len(some.x)])
-    if found is None:
+    added = other.residuals
+    predicted = one.held_out(rows.x, rows.folds)
+    z, moved = added.held_out(rows.x, rows.folds), added.scores(predicted)
+    each = [added.undo(s * moved + (1.0 - s) * z) for s in _SHARES]
+    errors = [law_error(mixture, rows.y, rows.weights) for mixture in each]
+    best = int(np.argmin(errors))
+    if not is_better(each[best], predicted, rows):
         return context
-    other = found.residuals
-    of_trees = other.held_out(x, folds)
-    errors = [law_error(s * predicted + (1.0 - s) * of_trees, y, rows.importance) for s in _SHARES]
-    share = _SHARES[int(np.argmin(errors))]
-    if share == 1.0:
-        return context
+    share = _SHARES[best]
     assert one.scale is not None
-    assert other.scale is not None
+    assert added.scale is not None
 
-    def mixed(mine: Any, of_trees: Any) -> MixedMean:
-        return MixedMean(mine, of_trees, share)
+    def mixed(mine: Any, its: Any) -> MixedMean:
+        return MixedMean(mine, its, share, added.transform)
 
     residuals = RegressorResiduals(
-        mixed(one.location, other.location),
-        tuple(map(mixed, one.each, other.each)),
-        one.token + other.token,
-        scale=share * one.scale + (1.0 - share) * other.scale,
+        mixed(one.location, added.location),
+        tuple(map(mixed, one.each, added.each)),
+        digest_of([one.held_out(rows.x, rows.folds), z]),
+        added.transform,
+        share * one.scale + (1.0 - share) * added.scale,
     )
-    words = f"{share:.0%} {given.words}, {1.0 - share:.0%} {found.words}"
-    seconds = given.seconds + found.seconds
+    words = f"{share:.0%} {given.words}, {1.0 - share:.0%} {other.words}"
+    seconds = given.seconds + other.seconds
     return replace(context, given=GivenLocation(residuals, words, seconds))
 
 
-def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
-    """The search for trees on the row sample; None if none are tried, or the rows are too few."""
-    sample, rows = context.sample, context.rows
-    if not kinds or len(rows) < _LEAST_ROWS:
+class _Known(NamedTuple):
+    """A location that is known before the pass."""
+
+    residuals: RegressorResiduals | RidgeResiduals
+    words: str
+    seconds: float
+
+
+def _known_location(context: FitContext) -> _Known | None:
+    """The location of :func:`search_location`; a ridge regression is that of the row sample."""
+    if context.given is not None:
+        residuals, words, seconds, _ = context.given
+        assert isinstance(residuals, RegressorResiduals)
+        return _Known(residuals, words, seconds)
+    if context.mean is None:
         return None
+    begin = time.perf_counter()
+    sampled = sampled_moments(measuring_scores(context))
+    if len(sampled[1].held_out_folds) < 2:
+        return None
+    ridge = regression(context, [sampled], scaled=True).residuals
+    seconds = context.mean.seconds + time.perf_counter() - begin
+    return _Known(ridge, ridge.location.name, seconds)
+
+
+def training_rows(context: FitContext) -> TrainingRows:
+    """The row sample, as locations are learned on it."""
+    sample, rows = context.sample, context.rows
     x, y = rows.parts
-    training = TrainingRows(
+    return TrainingRows(
         x,
         y,
         rows.importance,
@@ -212,7 +242,14 @@ def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
         context.cores,
         covariate=context.pivots[0].mode != "given",
     )
-    return TreeSearch(training, kinds, context.executor.trials((CrossFit, TreeMean)))
+
+
+def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
+    """The search for trees on the row sample; None if none are tried, or the rows are too few."""
+    if not kinds or len(context.rows) < _LEAST_ROWS:
+        return None
+    trials = context.executor.trials((CrossFit, TreeMean))
+    return TreeSearch(training_rows(context), kinds, trials)
 
 
 class _Trees(NamedTuple):

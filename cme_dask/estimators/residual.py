@@ -55,6 +55,7 @@ from cme_dask.estimators.tuned import (
     search_kernels,
     search_memory,
 )
+from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, waiting, working
 from cme_dask.learning.candidates import Tuning
 from cme_dask.learning.losses import (
@@ -291,6 +292,7 @@ def _given_fit(
         "kept": gain.gain > 0.0 or not (given.auto and context.residual == "auto"),
         "decided": "all rows" if given.auto else "given",
         "location": given.words,
+        "transform": _coordinates(residuals.transform),
         **_figures(gain),
     }
     result = result.described(support=values)
@@ -433,8 +435,13 @@ def _described(context: FitContext, location: FittedMeanFunction) -> dict[str, A
         "skill": location.skill.tolist(),
         "ridge": location.ridges.tolist(),
         "search": None if context.mean is None else context.mean.figures,
-        "transform": "raw" if context.scores is None else str(context.scores),
+        "transform": _coordinates(context.scores),
     }
+
+
+def _coordinates(transform: Transform | None) -> str:
+    """Those in which y is located, in words."""
+    return "raw" if transform is None else str(transform)
 
 
 def _figures(gain: Gain) -> dict[str, Any]:

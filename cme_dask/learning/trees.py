@@ -621,7 +621,7 @@ class TreeSearch:
         ]
         self._parts.clear()
         for best in sorted(whole, key=lambda one: law_error(one.predicted, many.y, many.weights)):
-            if _is_better(best.predicted, other, many):
+            if is_better(best.predicted, other, many):
                 if len(many.x) == len(rows.x):
                     return best
                 key = best.kind, len(rows.x), False
@@ -755,10 +755,17 @@ class TreeSearch:
         return self._parts.pop(kind).whole(self._many.threads)
 
 
-def _is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
+def is_better(one: Array, other: Array, rows: TrainingRows) -> bool:
     """Whether its laws are better by 1 %, or it is clearly so by one error and worse by neither.
 
     A few rows decide on the standard error of a small gain, which laws show all the same.
+
+    Parameters
+    ----------
+    one, other
+        Predictions at the rows, of locations that have not seen their folds, shape (n, q).
+    rows
+        The rows.
     """
     y, share = rows.y, rows.weights / rows.weights.sum()
     unit = column_deviations(y, share)

@@ -33,6 +33,7 @@ from cme_dask.numerics.blending import BlendedLaw, near_data
 from cme_dask.numerics.calibration import Calibration, Levels
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.conformal import ConformalScores
+from cme_dask.numerics.given_location import MixedMean
 from cme_dask.numerics.measure import CellLaw, Law, ShiftedLaw, low_rank, project
 from cme_dask.numerics.moments import MomentSums
 from cme_dask.numerics.support import Support
@@ -42,9 +43,9 @@ from cme_dask.numerics.values import ValueMap
 Array = Any
 Function = Callable[[Array], Array]
 
-# Versions of model files from which on moved laws have values of their own, and are given how much
-# the trees of a forest differ.
-_MOVED, _SPREAD = 3, 4
+# Versions of model files from which on moved laws have values of their own, are given how much the
+# trees of a forest differ, and have a location that is a mean of a regressor and any other one.
+_MOVED, _SPREAD, _MIXED = 3, 4, 6
 _SHOWN = 3  # columns, and values of a column, that a summary names
 _QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
@@ -468,8 +469,9 @@ class JointModel(PairModel):
         # No rows are added to a law of residuals, and its moments would be a third of the file.
         residual = replace(self.residual, model=self.residual.model.without_moments())
         state = super(JointModel, replace(self, residual=residual)).to_state()
-        spread = SPREAD in self.residual.location.covariates
-        return replace(state, schema_version=_SPREAD if spread else _MOVED)
+        location = self.residual.location
+        version = _SPREAD if SPREAD in location.covariates else _MOVED
+        return replace(state, schema_version=_MIXED if isinstance(location, MixedMean) else version)
 
     def __getstate__(self) -> dict[str, Any]:
         # Laws hold functions that can't be pickled; they are made again when they are needed.

@@ -36,8 +36,8 @@ class LocationModel:
     ----------
     location
         mu(x), shape (n, d), of rows x (n, d_X), in the coordinates z of y: a ridge regression,
-        trees, or the columns or the regressor that were given, or such a regressor and trees. A
-        regressor that is no sum of trees lives in memory alone.
+        trees, or the columns or the regressor that were given, or such a regressor and one of the
+        first two. A regressor that is no sum of trees lives in memory alone.
     model
         Joint distribution of x and e = z(y) - mu(x); where the location has covariates, of x with
         these and e: mu(x) of a regressor, and the spread of the trees of a forest.
@@ -68,6 +68,9 @@ class LocationModel:
             if len(transform.columns) != q:
                 raise DataError(f"a transform of {len(transform.columns)} columns for {q}")
             transform.inverse()
+        location = self.location
+        if isinstance(location, MixedMean) and (location.transform is None) != (transform is None):
+            raise DataError("the coordinates of its location are not those of its residuals")
         if self.scale is not None and not ((self.scale > 0.0) & (self.scale <= 1.0)).all():
             raise DataError("the scale of its residuals is not between 0 and 1")
         check_about(model)

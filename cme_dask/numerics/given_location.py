@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.errors import DataError
 from cme_dask.kernels.transforms import Transform
-from cme_dask.numerics.location import Residuals, without_covariates
+from cme_dask.numerics.location import MeanFunction, Residuals, without_covariates
 from cme_dask.numerics.reduction import OfParts, Reduction
 from cme_dask.numerics.trees import PREDICTION, SPREAD, TreeMean
 
@@ -154,42 +154,47 @@ class RegressorMean:
 
 @dataclass(frozen=True, eq=False)
 class MixedMean:
-    r"""Location :math:`\mu(x) = s \mu_1(x) + (1 - s) \mu_2(x)`: a given regressor beside trees.
+    r"""Location :math:`\mu(x) = s\, z(\mu_1(x)) + (1 - s)\, \mu_2(x)`: a regressor and another one.
 
     Parameters
     ----------
     given
-        mu_1, the regressor's predictions.
-    trees
-        mu_2.
+        mu_1, the predictions of a given regressor.
+    other
+        mu_2, trees or a ridge regression, in the coordinates z.
     share
         s, in (0, 1].
+    transform
+        z of each column of y; None for z = y.
     """
 
     given: TreeMean | RegressorMean
-    trees: TreeMean
+    other: TreeMean | MeanFunction
     share: float
+    transform: Transform | None = None
 
     def _validate(self) -> None:
         """DataError unless both are locations of the same columns, and the share is one."""
-        if self.given.widths != self.trees.widths:
+        if self.given.widths != self.other.widths:
             raise DataError("its two locations are not of the same columns")
         if not 0.0 < self.share <= 1.0:
             raise DataError("the share of a location is not between 0 and 1")
-        if self.given.covariate and not self.trees.covariate:
+        if isinstance(self.other, TreeMean) and self.given.covariate and not self.other.covariate:
             raise DataError("one of its two locations says nothing of the law of residuals")
+        if self.transform is not None and len(self.transform.columns) != self.widths[1]:
+            raise DataError("its coordinates are not those of the columns of y")
 
     @property
     def name(self) -> str:
         """What it is made of, for messages."""
-        return f"{self.given.name} and {self.trees.name}"
+        return f"{self.given.name} and {self.other.name}"
 
     @property
     def covariates(self) -> tuple[str, ...]:
         """What laws of residuals are given beside x: mu(x), and the spread of its forests."""
         if not self.given.covariate:
             return ()
-        forests = SPREAD in self.given.covariates + self.trees.covariates
+        forests = SPREAD in self.given.covariates + self.other.covariates
         return (PREDICTION, SPREAD) if forests else (PREDICTION,)
 
     @property
@@ -199,18 +204,22 @@ class MixedMean:
 
     def __call__(self, x: Array) -> Array:
         """Mu at the rows of x, shape (n, q)."""
-        return self._mixed(self.given(x), self.trees(x))
+        return self._mixed(self._moved(self.given(x)), self.other(x))
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
         """Mu at the rows of x, and the covariates, shape (n, C q)."""
-        both, q = (self.given.predicted(x), self.trees.predicted(x)), self.widths[1]
-        mu = self._mixed(*(prediction for prediction, _ in both))
+        (one, beside_one), (other, beside_other) = self.given.predicted(x), self.other.predicted(x)
+        mu, q = self._mixed(self._moved(one), other), self.widths[1]
         if not self.given.covariate:
             return without_covariates(mu)
-        spreads = [beside[:, q:] for _, beside in both if beside.shape[1] > q]
+        spreads = [beside[:, q:] for beside in (beside_one, beside_other) if beside.shape[1] > q]
         if len(spreads) == 2:
             spreads = [self._mixed(*spreads)]
         return mu, np.hstack([mu, *spreads])
+
+    def _moved(self, mu: Array) -> Array:
+        """Predictions of y in the coordinates z."""
+        return mu if self.transform is None else self.transform(mu)
 
     def _mixed(self, one: Array, other: Array) -> Array:
         return self.share * one + (1.0 - self.share) * other

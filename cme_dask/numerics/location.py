@@ -80,6 +80,7 @@ class MeanFunction:
     low: Annotated[Array, Shape("d")]
     high: Annotated[Array, Shape("d")]
 
+    name: ClassVar[str] = "kernel ridge regression"
     covariates: ClassVar[tuple[str, ...]] = ()
 
     def _validate(self) -> None:
@@ -226,6 +227,15 @@ class RidgeResiduals(Residuals):
     def n_folds(self) -> int:
         """Number of folds F."""
         return len(self.constants)
+
+    @property
+    def each(self) -> tuple[MeanFunction, ...]:
+        """The locations without each fold."""
+        slopes = zip(self.constants, self.coefs, self.trends, strict=True)
+        return tuple(
+            replace(self.location, constant=constant, coef=coef, trend=trend)
+            for constant, coef, trend in slopes
+        )
 
     def held_out(self, x: Array, folds: Array) -> Array:
         """Mu at the rows of x, shape (n, q), each from all folds but its own, ``folds`` (n,)."""
