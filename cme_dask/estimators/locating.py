@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -144,13 +144,9 @@ def search_location(
         return context
     ridge = partial(_ridge_predictions, context)
     context, found = _better_trees(context, search.trees, mean.law_error, ridge)
-    if found is None:
-        return context
-    given = GivenLocation(found.residuals, found.words, found.seconds, auto=True)
-    return replace(context, given=given, mean=None, scores=None)
+    return context if found is None else replace(context, given=found, mean=None, scores=None)
 
 
-@one_blas_thread()
 @one_blas_thread()
 def join_location(context: FitContext, search: LocationSearch) -> FitContext:
     """The context whose given regressor is joined by the location that a fit would try by itself.
@@ -169,13 +165,14 @@ def join_location(context: FitContext, search: LocationSearch) -> FitContext:
     given, rows = context.given, training_rows(context)
     assert given is not None
     one = given.residuals
-    assert isinstance(one, RegressorResiduals)
     tried = search_location(replace(context, given=None), search, context.scores)
     context = replace(context, search=tried.search, scores=None)
     other = _known_location(tried)
     if other is None:
         return context
     added = other.residuals
+    assert isinstance(one, RegressorResiduals)
+    assert isinstance(added, RegressorResiduals | RidgeResiduals)
     predicted = one.held_out(rows.x, rows.folds)
     z, moved = added.held_out(rows.x, rows.folds), added.scores(predicted)
     each = [added.undo(s * moved + (1.0 - s) * z) for s in _SHARES]
@@ -193,7 +190,7 @@ def join_location(context: FitContext, search: LocationSearch) -> FitContext:
     residuals = RegressorResiduals(
         mixed(one.location, added.location),
         tuple(map(mixed, one.each, added.each)),
-        digest_of([one.held_out(rows.x, rows.folds), z]),
+        one.token + digest_of([z]),
         added.transform,
         share * one.scale + (1.0 - share) * added.scale,
     )
@@ -202,29 +199,17 @@ def join_location(context: FitContext, search: LocationSearch) -> FitContext:
     return replace(context, given=GivenLocation(residuals, words, seconds))
 
 
-class _Known(NamedTuple):
-    """A location that is known before the pass."""
-
-    residuals: RegressorResiduals | RidgeResiduals
-    words: str
-    seconds: float
-
-
-def _known_location(context: FitContext) -> _Known | None:
+def _known_location(context: FitContext) -> GivenLocation | None:
     """The location of :func:`search_location`; a ridge regression is that of the row sample."""
-    if context.given is not None:
-        residuals, words, seconds, _ = context.given
-        assert isinstance(residuals, RegressorResiduals)
-        return _Known(residuals, words, seconds)
-    if context.mean is None:
-        return None
+    if context.given is not None or context.mean is None:
+        return context.given
     begin = time.perf_counter()
     sampled = sampled_moments(measuring_scores(context))
     if len(sampled[1].held_out_folds) < 2:
         return None
     ridge = regression(context, [sampled], scaled=True).residuals
     seconds = context.mean.seconds + time.perf_counter() - begin
-    return _Known(ridge, ridge.location.name, seconds)
+    return GivenLocation(ridge, ridge.location.name, seconds)
 
 
 def training_rows(context: FitContext) -> TrainingRows:
@@ -252,20 +237,12 @@ def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
     return TreeSearch(training_rows(context), kinds, trials)
 
 
-class _Trees(NamedTuple):
-    """Trees that are better than another location: their residuals, kind, and seconds of search."""
-
-    residuals: RegressorResiduals
-    words: str
-    seconds: float
-
-
 def _better_trees(
     context: FitContext,
     search: TreeSearch,
     error: float,
     other: Callable[[TrainingRows], Array],
-) -> tuple[FitContext, _Trees | None]:
+) -> tuple[FitContext, GivenLocation | None]:
     """The trees, if they predict better than another location, and the context with their memory.
 
     Parameters
@@ -293,7 +270,8 @@ def _better_trees(
     whole, scale = search.whole(found), search.scale(found)
     digest = digest_of([found.predicted, whole(x[:_ROWS])])
     residuals = RegressorResiduals(whole, found.each, digest, scale=scale)
-    return context, _Trees(residuals, KINDS[found.kind].words, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return context, GivenLocation(residuals, KINDS[found.kind].words, seconds, auto=True)
 
 
 def _ridge_predictions(context: FitContext, rows: TrainingRows) -> Array:
