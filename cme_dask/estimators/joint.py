@@ -130,7 +130,8 @@ class JointDistribution(JointFit):
     support_size : int
         Largest number of cells of x, and of y, on which conditional laws live; masses, means and
         covariances of them are summed over all rows in the same pass, and up to 32 rows of each
-        are retained. With more than 45 columns they are fewer. 0: no laws, only expectations.
+        are retained. With more than 45 columns they are fewer, and where kernels are learned, one
+        for two rows at most. 0: no laws, only expectations.
     residual : {"auto", True, False}
         Location model: a location mu(x) by ridge regression, cross-fitted over the folds, and
         the joint distribution of x and e = y - mu(x) from one more pass; the conditional law of Y

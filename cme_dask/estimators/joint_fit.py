@@ -86,6 +86,7 @@ _COVARIANCES = 1 << 21  # numbers in the covariances of all cells, at most
 _GROWN = 1 << 22  # rows times squared columns of which cells are made: a second
 _ROWS_PER_PIVOT, _LEAST_RANK = 5, 30  # of learned bases: more of few rows tell no better
 _ROWS_PER_CELL = 8  # of which they are made at least
+_ROWS_IN_CELL, _LEAST_CELLS = 2, 100  # of learned laws: more of few rows tell no better
 
 
 class JointFit(MeanRegressor, GrowingEstimator):
@@ -251,10 +252,12 @@ class JointFit(MeanRegressor, GrowingEstimator):
 
         rows, sample = context.rows, context.sample
         n_rows = sample.expected_rows * rows.complete_share
+        learned = context.search is not None and rows.complete
+        most = max(len(rows) // _ROWS_IN_CELL, _LEAST_CELLS) if learned else self.support_size
 
         def of_variable(i: int) -> CellReduction:
             part, d = rows.parts[i], rows.parts[i].shape[1]
-            size = max(min(self.support_size, _COVARIANCES // d**2), 1)
+            size = max(min(self.support_size, most, _COVARIANCES // d**2), 1)
             few = part[: max(_GROWN // d**2, _ROWS_PER_CELL * size)]
             categorical = sample.columns[i].categorical
             support = make_support(few, rows.importance[: len(few)], size, categorical)

@@ -575,7 +575,7 @@ class TreeSearch:
         Parameters
         ----------
         error
-            What that of the ridge regression on the 1,000 rows may be.
+            What that of the ridge regression on about as many rows may be.
         threads
             Fits that run at the same time.
         over
@@ -603,7 +603,7 @@ class TreeSearch:
         Parameters
         ----------
         error
-            Of the ridge regression on the 1,000 rows.
+            Of the ridge regression on about as many rows.
         ridge
             What it predicts for rows of other folds, shape (n, q).
         """
