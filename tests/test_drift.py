@@ -409,7 +409,8 @@ def test_files_of_changed_priors_have_the_version_of_the_distribution():
     x, y = waves(300, 12)
     location = ExtraTreesRegressor(5, random_state=0)
     tuning = Tuning(rows=300, max_rank=20, evaluations=0, trees=())
-    fit = JointDistribution(location=location, kernel_y="median", tuning=tuning).fit(x, y)
+    given = {"location": location, "residual": True, "kernel_y": "median", "tuning": tuning}
+    fit = JointDistribution(**given).fit(x, y)
     assert fit.model_.to_state().schema_version == 4
     assert operators.change_prior(fit, x[:50]).to_state().schema_version == 4
     fit = JointDistribution(location=SVR(), kernel_y="median", tuning=tuning).fit(x, y)
