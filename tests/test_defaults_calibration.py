@@ -1,5 +1,6 @@
 """Laws are calibrated: too wide ones become narrower by what held-out rows say, others stay."""
 
+import itertools
 import json
 from dataclasses import fields, replace
 
@@ -8,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import legendre
 
-from cme_dask import JointDistribution, kernels, load, merge
+from cme_dask import JointDistribution, Tuning, kernels, load, merge
 from cme_dask.errors import DataError, StoreError
 from cme_dask.numerics import calibration
 from cme_dask.numerics.calibration import Calibration, HeldRows, Levels, learn_calibration
@@ -90,6 +91,42 @@ def held_rows(seed, folds=5, rows=400, width=1.5, cells=181, noise=np.random.Gen
         units = rng.integers(0, 1 << 40, size=rows).astype(np.uint64)
         found.append(HeldRows(laws, at, np.ones(rows), np.ones(rows), units))
     return found, points[:, None]
+
+
+def test_cells_of_one_column_are_merged_to_few_levels(monkeypatch):
+    folds, means = held_rows(5, rows=150, cells=900)
+    starts = np.array([0, 3, 4, 600])
+    few = folds[0].merged(starts)
+    bounds = [0, 3, 4, 600, 900]
+    by_hand = [folds[0].laws[:, a:b].sum(axis=1) for a, b in itertools.pairwise(bounds)]
+    assert_allclose(few.laws, np.transpose(by_hand), rtol=1e-12)
+    assert_array_equal(few.cells, [sum(c >= a for a in bounds[1:4]) for c in folds[0].cells])
+    merged = learn_calibration(folds, means, [0])
+    monkeypatch.setattr(calibration, "_CELLS", 900)
+    every = learn_calibration(folds, means, [0])
+    # A tilt between two levels is nearly linear.
+    assert_allclose(merged.calibration.exponents, every.calibration.exponents, rtol=0.03)
+    assert merged.gain == pytest.approx(every.gain, rel=0.03)
+    assert merged.gain != every.gain
+    # Cells in another order than that of their values are no levels one after the other.
+    monkeypatch.undo()
+    order = np.random.default_rng(0).permutation(900)
+    place = np.argsort(order)
+    mixed = [replace(f, laws=f.laws[:, order], cells=place[f.cells]) for f in folds]
+    shuffled = learn_calibration(mixed, means[order], [0])
+    assert_allclose(shuffled.calibration.exponents, every.calibration.exponents, rtol=1e-8)
+
+
+def test_a_learned_law_has_a_cell_for_two_rows_at_most():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(260, 1))
+    y = x + rng.normal(size=x.shape)
+    tuning = Tuning(rows=200, max_rank=20, evaluations=0, trees=())
+    learned = JointDistribution(tuning=tuning, residual=False, n_folds=3).fit(x, y).model_
+    given = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2}
+    assert [len(side.cells.masses) for side in (learned.x, learned.y)] == [130, 130]
+    few = JointDistribution(**given).fit(x, y).model_
+    assert [len(side.cells.masses) for side in (few.x, few.y)] == [260, 260]
 
 
 def test_the_exponents_make_the_levels_of_held_out_rows_uniform():
