@@ -54,6 +54,7 @@ Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _LEAST_ROWS = 100  # that trees are learned on
+_MANY, _OF_FEW = 1200, 850  # rows; of fewer, so many for the kernel: its time grows with the cube
 _SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside another location
 
 
@@ -71,7 +72,8 @@ class LocationSearch:
     """
 
     def __init__(self, context: FitContext, kinds: Sequence[str]) -> None:
-        self._rows = context.rows.prefix(max(REGRESSION_ROWS))
+        many = len(context.rows) >= _MANY
+        self._rows = context.rows.prefix(max(REGRESSION_ROWS) if many else _OF_FEW)
         self._categorical = context.sample.columns[0].categorical
         folding = context.sample.folding
         self._folds = folding.folds(self._rows.index, self._rows.units, FOLDS)

@@ -31,7 +31,7 @@ Array = Any
 SMOOTHNESS = (2.5, 1.5, 0.5)
 """Matern kernels that are compared with the Gaussian one."""
 
-ROWS = (400, 850)
+ROWS = (400, 1000)
 """Rows on which all kernels are learned, and on which the best of them is learned further."""
 
 _STARTS = (0.5, 1.5)  # shared length scales, in standard deviations and for one column
@@ -39,7 +39,7 @@ _REGS_0 = (1e-4, 1e-2)  # ridges of the starts
 _ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
-_STEPS = (20, 8, 4)  # from the starts, from the Gaussian kernel, and on more rows
+_STEPS = (20, 8, 6)  # from the starts, from the Gaussian kernel, and on more rows
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -226,7 +226,7 @@ def learn_mean(
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
     kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
-    with 850 rows. Columns whose length scales end above 50 standard deviations are ignored where
+    with 1,000 rows. Columns whose length scales end above 50 standard deviations are ignored where
     nothing is lost by that.
 
     Parameters
