@@ -54,7 +54,8 @@ Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
 _LEAST_ROWS = 100  # that trees are learned on
-_MANY, _OF_FEW = 1200, 850  # rows; of fewer, so many for the kernel: its time grows with the cube
+# A table of fewer rows learns the kernel on 850 of them: the time grows with the cube of the rows.
+_MANY, _OF_FEW = 1200, 850
 _SHARES = tuple(k / 10 for k in range(1, 11))  # of a given regressor beside another location
 
 
