@@ -198,6 +198,8 @@ def brief_search(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def few_held_rows(request):
     """Default fits have few pivots, and are judged at few rows, but where a module tests them."""
+    from cme_dask.learning import trees
+
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "ALL_HELD_ROWS", False):
             if not getattr(request.module, "ALL_PIVOTS", False):
@@ -207,8 +209,8 @@ def few_held_rows(request):
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
             patch.setattr("cme_dask.learning.regression._STEPS", (10, 4, 5))
-            patch.setattr("cme_dask.learning.trees._STEPS", 30)
-            patch.setattr("cme_dask.learning.trees._MORE", 60)
+            for name in ("_GROWTH", "_GROWTH_OF_FEW"):
+                patch.setattr(trees, name, getattr(trees, name)._replace(steps=(30, 60)))
             patch.setattr("cme_dask.learning.trees._FOREST", 20)
         yield
 

@@ -28,14 +28,34 @@ ROWS = (1000, 8192)
 PARTS = 5
 """Fits that a cross-fit takes: folds are left out in pairs, or as they are where they are fewer."""
 
-_STEPS, _LENGTH, _MORE = 150, 0.1, 450  # of boosting; more of them where all of these are used
-_QUICK = 0.3  # share of the steps of a trial, which are longer, and of the trees of a forest
+
+class _Growth(NamedTuple):
+    """How trees are boosted.
+
+    Attributes
+    ----------
+    steps
+        Numbers of steps, the next one where nearly all of the one before are used.
+    length
+        Of a step.
+    leaves
+        Of a tree, at most.
+    """
+
+    steps: tuple[int, ...]
+    length: float
+    leaves: int
+
+
+_GROWTH = _Growth((50, 150, 450), 0.1, 31)
+_FEW, _GROWTH_OF_FEW = 1200, _Growth((40, 120, 360), 0.2, 12)  # rows, and boosting on fewer
+_TRIAL_GROWTH = _Growth((45,), 1 / 3, 12)
 _TRIAL_PARTS = 3
 _LEAF = 10  # rows of a leaf of boosting, at least
-_FOREST = 100  # trees
+_FOREST, _TRIAL_FOREST = 100, 30  # trees
 _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
-_LATE = 0.9  # share of the steps, beyond which the best number of them may be larger
+_LATE = 0.8  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
 _HOPELESS = 1.25  # times that, at the rows of the first part: a trial ends there
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
@@ -172,7 +192,8 @@ def trees_bytes(rows: int, columns: tuple[int, int], threads: int, parts: int = 
     # Nodes of all trees of a fit: a forest's leaves hold one and a half times the least rows.
     leaf = max(1, rows // _LEAVES)
     forest = _FOREST * 2 * int(rows / (1.5 * leaf))
-    boosted = q * _MORE * 2 * _Boosting.leaves
+    growth = _growth(rows)
+    boosted = q * growth.steps[-1] * 2 * growth.leaves
     nodes = parts * (forest + 2 * boosted)
     # Of a kind scikit-learn's trees stand beside the arrays, which all kinds retain.
     arrays = nodes * (4 + q) * _WORD
@@ -252,10 +273,14 @@ class CrossFit(NamedTuple):
     steps: int
 
 
+def _growth(rows: int) -> _Growth:
+    return _GROWTH_OF_FEW if rows < _FEW else _GROWTH
+
+
 class _Boosting:
     """Gradient boosting of each column of y, on histograms."""
 
-    words, leaves = "boosted trees", 31
+    words, leaves = "boosted trees", _GROWTH.leaves
 
     def __init__(
         self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
@@ -263,7 +288,7 @@ class _Boosting:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         x, y, weights = rows.only(selected)
-        steps = steps or _STEPS
+        growth = _TRIAL_GROWTH if quick else _growth(len(rows.x))
         deviations = column_deviations(rows.y, rows.weights)
         # Gradients are of single precision, of less range. Powers of two do not round.
         exponents = np.floor(np.log2(np.where(np.isfinite(deviations), deviations, 1.0)))
@@ -271,9 +296,9 @@ class _Boosting:
         self._first = [self._tree(x, column[:, None], weights, rows.seed) for column in y.T]
         self._each = [
             HistGradientBoostingRegressor(
-                learning_rate=_LENGTH / _QUICK if quick else _LENGTH,
-                max_iter=round(steps * _QUICK) if quick else steps,
-                max_leaf_nodes=self.leaves,
+                learning_rate=growth.length,
+                max_iter=steps or growth.steps[0],
+                max_leaf_nodes=min(self.leaves, growth.leaves),
                 min_samples_leaf=_LEAF,
                 early_stopping=False,
                 warm_start=True,
@@ -291,11 +316,11 @@ class _Boosting:
         for tree, column, unit in zip(self._first, y.T, self._units, strict=True):
             yield (column if tree is None else column - tree(x)[:, 0]) / unit
 
-    def extended(self, rows: TrainingRows, selected: Array) -> Self:
+    def extended(self, rows: TrainingRows, selected: Array, steps: int) -> Self:
         """With more steps, of the same rows."""
         x, y, weights = rows.only(selected)
         for one, column in zip(self._each, self._left(x, y), strict=True):
-            one.set_params(max_iter=_MORE).fit(x, column, weights)
+            one.set_params(max_iter=steps).fit(x, column, weights)
         return self
 
     def losses(self, x: Array, y: Array, weights: Array) -> Array:
@@ -354,7 +379,7 @@ class _Forest:
         from sklearn.tree import ExtraTreeRegressor
 
         x, y, weights = rows.only(selected)
-        leaf, count = max(1, len(x) // _LEAVES), round(_FOREST * _QUICK) if quick else _FOREST
+        leaf, count = max(1, len(x) // _LEAVES), _TRIAL_FOREST if quick else _FOREST
         single, seed = np.ascontiguousarray(x, dtype=np.float32), sklearn_seed(rows.seed)
 
         def fit(y: Array) -> Any:
@@ -374,7 +399,7 @@ class _Forest:
 
         self._mean = _in_units(fit, x, y, covariate=rows.covariate)
 
-    def extended(self, rows: TrainingRows, selected: Array) -> Self:
+    def extended(self, rows: TrainingRows, selected: Array, steps: int) -> Self:
         """The same: it has no steps."""
         return self
 
@@ -443,13 +468,24 @@ class _Parts:
 
         self._fits += _at_once(fitted, range(len(self._fits), count), threads)
         self._curve = self._losses(threads)
-        late = len(self._curve) > 1 and self._curve.argmin() >= _LATE * len(self._curve)
-        if late and not self._quick and self._steps is None:
-            self._steps = _MORE
-            self._fits = _at_once(
-                lambda k: self._fits[k].extended(rows, ~self._held(k)), range(count), threads
-            )
-            self._curve = self._losses(threads)
+        while (more := self._more()) is not None:
+            self._extend(more, threads)
+
+    def _more(self) -> int | None:
+        """More steps, where nearly all of those so far predict better than fewer of them."""
+        reached = len(self._curve)
+        if self._quick or reached == 1 or self._best < _LATE * reached:
+            return None
+        steps = _growth(len(self._rows.x)).steps
+        return next((more for more in steps if more > reached), None)
+
+    def _extend(self, steps: int, threads: int) -> None:
+        def extended(k: int) -> Any:
+            return self._fits[k].extended(self._rows, ~self._held(k), steps)
+
+        self._steps = steps
+        self._fits = _at_once(extended, range(len(self._fits)), threads)
+        self._curve = self._losses(threads)
 
     def _losses(self, threads: int) -> Array:
         """After each step, over the rows that the fitted parts hold out, shape (S,)."""
@@ -653,7 +689,7 @@ class TreeSearch:
         left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
 
         def trial(kind: str) -> CrossFit:
-            return self._trials.setdefault(kind, _Parts(kind, few, quick=True)).whole(threads)
+            return self._trial(kind).whole(threads)
 
         reached = {}
         for kind in left:
@@ -667,6 +703,9 @@ class TreeSearch:
             self._trials.clear()
         far *= min([error, *reached.values()])
         return [kind for kind, one in reached.items() if one < far]
+
+    def _trial(self, kind: str) -> _Parts:
+        return self._trials.setdefault(kind, _Parts(kind, self._few, quick=True))
 
     def _first_errors(self, threads: int, memory: TrialMemory) -> dict[str, float]:
         """Errors of all kinds where the first part of a trial on few rows is held out.
@@ -687,7 +726,7 @@ class TreeSearch:
             return kind, len(few.x), "first"
 
         def begun(kind: str) -> _Parts:
-            trial = self._trials.setdefault(kind, _Parts(kind, few, quick=True))
+            trial = self._trial(kind)
             trial.fit(1, 1)
             return trial
 
@@ -743,7 +782,7 @@ class TreeSearch:
         return tuple(
             kind
             for kind, error in zip(kinds, errors, strict=True)
-            if clearness(before - error) > -_CLEAR and clearness(error - best) < _NEARLY
+            if clearness(before - error) > -_NEARLY and clearness(error - best) < _NEARLY
         )
 
     def _whole(self, kind: str) -> CrossFit:

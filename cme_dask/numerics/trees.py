@@ -17,6 +17,8 @@ PREDICTION, SPREAD = "prediction", "spread"
 _ROWS = 1 << 14  # that go down a tree together
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
+_TOGETHER = 2048  # rows, of fewer than which several trees are walked together
+_PAIRS = 1 << 15  # of a row and a tree then, at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,23 +178,41 @@ class TreeMean:
             here = slice(start, start + _ROWS)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
-            for root in self.roots.tolist():
-                for leaf, rows in self._leaves(root, columns):
-                    values = self.values[leaf].reshape(-1, q)
-                    sums[start + rows] += values
-                    if centre is not None:
-                        values = values - centre
-                        away[start + rows] += values
-                        squares[start + rows] += values**2
+            few = columns.shape[1] < _TOGETHER
+            for leaf, rows in self._in_blocks(columns) if few else self._in_turn(columns):
+                values = self.values[leaf].reshape(-1, q)
+                sums[here][rows] += values
+                if centre is not None:
+                    values = values - centre
+                    away[here][rows] += values
+                    squares[here][rows] += values**2
         return sums, away, squares
+
+    def _in_turn(self, columns: Array) -> Iterator[tuple[Any, Array]]:
+        """Leaves of one tree after the other, and the rows that reach them."""
+        for root in self.roots.tolist():
+            yield from self._leaves(root, columns)
+
+    def _in_blocks(self, columns: Array) -> Iterator[tuple[Array, slice]]:
+        """Leaves that few rows reach in one tree after the other, of several trees at once.
+
+        Sums over the trees are made in the same order, and are the same numbers.
+        """
+        n = columns.shape[1]
+        count = max(1, _PAIRS // max(n, 1))
+        for first in range(0, len(self.roots), count):
+            roots = self.roots[first : first + count]
+            at, rows = np.repeat(roots, n), np.tile(np.arange(n), len(roots))
+            for leaves in self._descended(at, rows, columns).reshape(len(roots), n):
+                yield leaves, slice(None)
 
     def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
         """Leaves of a tree, one or one for each row, and the rows that reach them."""
-        feature, threshold, children = self.feature, self.threshold, self.children
+        feature, threshold = self.feature, self.threshold
         waiting, few = [(root, np.arange(columns.shape[1]))], list[tuple[int, Array]]()
         while waiting:
             node, rows = waiting.pop()
-            left, right = children[node].tolist()
+            left, right = self.children[node].tolist()
             if left < 0:
                 yield node, rows
             elif len(rows) < _FEW:
@@ -200,15 +220,19 @@ class TreeMean:
             else:
                 low = columns[feature[node]][rows] <= threshold[node]
                 waiting += [(left, rows[low]), (right, rows[~low])]
-        if not few:
-            return
-        rows = np.concatenate([rows for _, rows in few])
-        at = np.repeat([node for node, _ in few], [len(rows) for _, rows in few])
-        going, n = np.arange(len(rows)), columns.shape[1]
-        flat = columns.reshape(-1)
+        if few:
+            rows = np.concatenate([rows for _, rows in few])
+            at = np.repeat([node for node, _ in few], [len(rows) for _, rows in few])
+            yield self._descended(at, rows, columns), rows
+
+    def _descended(self, at: Array, rows: Array, columns: Array) -> Array:
+        """The leaves that rows reach from nodes, shape (P,)."""
+        feature, threshold, children = self.feature, self.threshold, self.children
+        flat, n = columns.reshape(-1), columns.shape[1]
+        going = np.flatnonzero(children[at, 0] >= 0)
         while len(going):
             here = at[going]
             high = ~(flat[feature[here] * n + rows[going]] <= threshold[here])
             here = at[going] = children[here, high.astype(np.intp)]
             going = going[children[here, 0] >= 0]
-        yield at, rows
+        return at
