@@ -241,8 +241,8 @@ def test_cross_fits_are_refits_by_hand(kind, weighted):
     found = cross_fitted(kind, given)
     if kind != "forest":
         made = HistGradientBoostingRegressor(
-            learning_rate=0.1, max_iter=found.steps, min_samples_leaf=10, random_state=0
-        ).set_params(early_stopping=False)
+            learning_rate=0.2, max_leaf_nodes=12, max_iter=found.steps, min_samples_leaf=10
+        ).set_params(early_stopping=False, random_state=0)
         made = MultiOutputRegressor(made if kind == "boosting" else AfterTree(made))
     else:
         made = InUnits(ExtraTreesRegressor(20, random_state=0))
@@ -261,11 +261,35 @@ def test_cross_fits_are_refits_by_hand(kind, weighted):
     np.testing.assert_allclose(fitted_to_all(found, given)(x), whole, rtol=1e-7)
 
 
-def test_steps_of_boosting_are_those_that_predict_best():
+def test_steps_of_boosting_are_those_that_predict_best(monkeypatch):
+    """They are made in stages, the next one where nearly all steps so far are of use."""
+    made, extended = [], trees._Parts._extend
+
+    def counted(parts, steps, threads):
+        made.append((parts._best, len(parts._curve), steps))
+        extended(parts, steps, threads)
+
+    monkeypatch.setattr(trees._Parts, "_extend", counted)
+    monkeypatch.setattr(trees, "_GROWTH_OF_FEW", trees._Growth((10, 20, 40), 0.2, 12))
     x, _ = rows(400)
     noise = np.random.default_rng(0).normal(size=(400, 1))
-    assert cross_fitted("boosting", training(x, noise)).steps < 10
-    assert cross_fitted("boosting", training(x, 10 * x[:, :1] + x[:, 1:2] ** 3)).steps > 30
+    assert cross_fitted("boosting", training(x, noise)).steps < 8
+    assert not made
+    found = cross_fitted("boosting", training(x, 10 * x[:, :1] + x[:, 1:2] ** 3))
+    assert [(reached, steps) for _, reached, steps in made] == [(10, 20), (20, 40)]
+    assert all(best >= 0.8 * reached for best, reached, _ in made)
+    assert 15 <= found.steps <= 40
+
+
+@pytest.mark.parametrize(("n", "length", "leaves"), [(1199, 0.2, 12), (1200, 0.1, 31)])
+def test_trees_of_few_rows_have_few_leaves_and_long_steps(n, length, leaves):
+    x, y = rows(n)
+    given = training(x, y)
+    every = np.ones(n, dtype=bool)
+    (one,) = trees.KINDS["boosting"](given, every)._each
+    assert (one.learning_rate, one.max_leaf_nodes, one.max_iter) == (length, leaves, 30)
+    (one,) = trees.KINDS["boosting"](given, every, True)._each
+    assert (one.learning_rate, one.max_leaf_nodes, one.max_iter) == (1 / 3, 12, 45)
 
 
 def test_the_error_of_laws_is_that_of_a_loop():
