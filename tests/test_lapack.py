@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import LinAlgError, lapack
 
-from cme_dask.kernels.lapack import CholeskyFactor, pivoted_factor, singular_vectors, solve_lower
+from cme_dask.kernels.lapack import (
+    CholeskyFactor,
+    TridiagonalForm,
+    pivoted_factor,
+    singular_vectors,
+    solve_lower,
+)
 
 
 def matrix_of(m, seed, rank=None):
@@ -64,16 +70,60 @@ def test_matrices_without_a_factor_are_refused():
             work(np.ones((2, 4)))
 
 
-@pytest.mark.parametrize("name", ["factor", "inverse", "solve", "triangle", "pivoted"])
+@settings(deadline=None, max_examples=40)
+@given(
+    m=st.integers(1, 40),
+    k=st.integers(0, 7),
+    order=st.sampled_from("CF"),
+    reg=st.sampled_from([1e-8, 0.3, 1e5]),
+    seed=st.integers(0),
+)
+def test_tridiagonal_forms_solve_as_numpy_does(m, k, order, reg, seed):
+    whole = matrix_of(m, seed)
+    matrix = np.array(whole, order=order)
+    matrix[np.triu_indices(m, 1)] = np.nan
+    before = matrix.copy()
+    rows = np.array(np.random.default_rng(seed).standard_normal((k, m)), order=order)
+    form = TridiagonalForm.of(matrix)
+    np.testing.assert_array_equal(matrix, before)
+    t = np.diag(form.diagonal) + np.diag(form.beside, 1) + np.diag(form.beside, -1)
+    q = form.rotated(np.eye(m))
+    np.testing.assert_allclose(q @ q.T, np.eye(m), atol=1e-12)
+    np.testing.assert_allclose(q @ t @ q.T, whole, rtol=1e-12, atol=1e-12 * np.trace(whole))
+    rotated = form.rotated(rows)
+    np.testing.assert_allclose(rotated, rows @ q, atol=1e-12)
+    np.testing.assert_allclose(form.rotated(rotated, back=True), rows, atol=1e-12)
+    solved = form.rotated(form.solve_rotated(rotated, reg), back=True)
+    residual = solved @ (whole + reg * np.eye(m)) - rows
+    scale = 1.0 + np.abs(solved).max(initial=0.0) * np.trace(whole)
+    np.testing.assert_allclose(residual, 0.0, atol=1e-13 * scale)
+
+
+@pytest.mark.parametrize("matrix", [-np.eye(3), np.full((3, 3), np.nan)])
+def test_tridiagonal_forms_that_are_not_positive_are_not_solved(matrix):
+    form = TridiagonalForm.of(matrix)
+    with pytest.raises(LinAlgError, match="not positive definite"):
+        form.solve_rotated(np.ones((1, 3)), 1e-3)
+    for work in (form.rotated, lambda rows: form.solve_rotated(rows, 2.0)):
+        with pytest.raises(ValueError, match="rows of 3 columns expected"):
+            work(np.ones((2, 4)))
+
+
+@pytest.mark.parametrize(
+    "name", ["factor", "inverse", "solve", "triangle", "pivoted", "tridiagonal", "rotated"]
+)
 def test_the_interpreter_is_free_while_lapack_runs(name, steps_beside):
     matrix = matrix_of(1200, 0) + 1200.0 * np.eye(1200)
     factor, rows = CholeskyFactor.of(matrix), np.ones((3000, 1200))
+    form = TridiagonalForm.of(matrix)
     call = {
         "factor": lambda: CholeskyFactor.of(matrix),
         "inverse": lambda: factor.inverse_at(slice(0, 1200)),
         "solve": lambda: factor.solve(rows),
         "triangle": lambda: solve_lower(factor.lower, rows),
         "pivoted": lambda: pivoted_factor(matrix, 0.0),
+        "tridiagonal": lambda: TridiagonalForm.of(matrix),
+        "rotated": lambda: form.rotated(rows),
     }[name]
     assert steps_beside(call) > 100
 

@@ -115,26 +115,39 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
     assert (found.skill > 0.5).all()
 
 
-@pytest.mark.parametrize("name", ["_FEW_RIDGES", "_SOLVED", "CholeskyFactor"])
-def test_systems_and_eigenbases_give_the_same_location(located, name, monkeypatch):
-    """These are for many ridges, for tiny ones, and where a system cannot be solved."""
+@pytest.mark.parametrize(
+    ("name", "forms", "spectra"),
+    [
+        ("none", N_FOLDS, 0),
+        ("_FEW_RIDGES", N_FOLDS + 1, 0),  # of the folds, and of all rows
+        ("_SOLVED", 0, N_FOLDS + 1),
+        ("CholeskyFactor", N_FOLDS + 1, 0),
+    ],
+)
+def test_systems_forms_and_eigenbases_give_the_same_location(
+    located, name, forms, spectra, monkeypatch
+):
+    """These are for few ridges, for many, and for tiny ones or where a system cannot be solved."""
     x, y, weights, folds, found = located
     fails = SimpleNamespace(of=Mock(side_effect=np.linalg.LinAlgError))
-    other = {"_FEW_RIDGES": 0, "_SOLVED": 1.0, "CholeskyFactor": fails}[name]
-    monkeypatch.setattr(locations, name, other)
-    spectra = Mock(side_effect=locations.eigenbasis)
-    monkeypatch.setattr(locations, "eigenbasis", spectra)
+    others = {"_FEW_RIDGES": 0, "_SOLVED": 1.0, "CholeskyFactor": fails}
+    if name in others:
+        monkeypatch.setattr(locations, name, others[name])
+    eigenbases = Mock(side_effect=locations.eigenbasis)
+    monkeypatch.setattr(locations, "eigenbasis", eigenbases)
+    reduced = Mock(side_effect=locations.TridiagonalForm.of)
+    monkeypatch.setattr(locations.TridiagonalForm, "of", reduced)
     sides = [
         FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), rows), names)
         for rows, names in ((x[:12], ("a", "b")), (y[:5], ("c", "d")))
     ]
     moments = strip_moments(MomentReduction(tuple(sides), N_FOLDS), (x, y), weights, folds)
     within = found.residuals.location.low, found.residuals.location.high
-    spectral = fit_mean_function(moments, sides[0].basis, slice(0, 2), within=within)
-    assert spectra.call_count == N_FOLDS + 1  # of the folds, and of all rows
+    again = fit_mean_function(moments, sides[0].basis, slice(0, 2), within=within)
+    assert (reduced.call_count, eigenbases.call_count) == (forms, spectra)
     assert fails.of.called == (name == "CholeskyFactor")
-    np.testing.assert_allclose(spectral.residuals.location(x), found.residuals.location(x), 1e-9)
-    np.testing.assert_array_equal(spectral.ridges, found.ridges)
+    np.testing.assert_allclose(again.residuals.location(x), found.residuals.location(x), 1e-9)
+    np.testing.assert_array_equal(again.ridges, found.ridges)
 
 
 def test_locations_go_on_constant_beyond_the_range_of_x():

@@ -1,8 +1,8 @@
-"""Factors of matrices by LAPACK: Cholesky's, without the interpreter lock, and singular vectors.
+"""Factors of matrices by LAPACK: Cholesky's, tridiagonal forms, and singular vectors.
 
-The routines of scipy.linalg hold the lock as long as they compute, so that two threads that factor
-matrices take as long as one. Those for Cholesky factors are the same routines, called without it,
-see :mod:`cme_dask.kernels.evaluator`.
+The routines of scipy.linalg hold the interpreter lock as long as they compute, so that two threads
+that factor matrices take as long as one. Those for Cholesky factors and tridiagonal forms are the
+same routines, called without it, see :mod:`cme_dask.kernels.evaluator`.
 
 Right-hand sides are rows, since LAPACK counts columns first: it sees the lower triangle of a matrix
 in C order as the upper one. The requirements on matrices are those of the routines there.
@@ -34,6 +34,12 @@ _dtrsm = blas_routine("dtrsm", 11)
 _dpotrf = blas_routine("dpotrf", 5, cython_lapack)
 _dpotrs = blas_routine("dpotrs", 8, cython_lapack)
 _dpstrf = blas_routine("dpstrf", 9, cython_lapack)
+_dsytrd = blas_routine("dsytrd", 10, cython_lapack)
+_dormtr = blas_routine("dormtr", 13, cython_lapack)
+_dpttrf = blas_routine("dpttrf", 4, cython_lapack)
+_dpttrs = blas_routine("dpttrs", 7, cython_lapack)
+
+_BLOCK = 64  # rows of work of a routine, for each column of its matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,93 @@ class CholeskyFactor:
         unit = np.eye(last - first, len(self.lower) - first)
         solved = solve_lower(self.lower[first:, first:], unit)
         return np.asarray(solved @ solved.T)
+
+
+@dataclass(frozen=True, eq=False)
+class TridiagonalForm:
+    """Q and T of a symmetric matrix A = Q T Q^T, with Q orthogonal and T tridiagonal.
+
+    Of many systems with A + reg each one takes as long as a few products by a vector. An
+    eigenbasis, which does the same, takes three times as long to make.
+
+    Attributes
+    ----------
+    reflectors, scales
+        Householder reflections, the product of which is Q, shapes (m, m) and (m - 1,).
+    diagonal, beside
+        Of T, shapes (m,) and (m - 1,).
+    """
+
+    reflectors: Array
+    scales: Array
+    diagonal: Array
+    beside: Array
+
+    @classmethod
+    def of(cls, matrix: Array) -> Self:
+        """That of a matrix of which the lower triangle counts."""
+        reflectors = np.array(matrix, dtype=np.float64, order="C")
+        m = len(reflectors)
+        scales, diagonal, beside = np.empty(max(m - 1, 0)), np.empty(m), np.empty(max(m - 1, 0))
+        (a, lda), info, work = (
+            blas_matrix(reflectors),
+            ctypes.c_int(0),
+            np.empty(_BLOCK * max(m, 1)),
+        )
+        _dsytrd(
+            LOWER_ROWS,
+            as_int(m),
+            a,
+            lda,
+            diagonal.ctypes.data,
+            beside.ctypes.data,
+            scales.ctypes.data,
+            work.ctypes.data,
+            as_int(len(work)),
+            ctypes.byref(info),
+        )
+        return cls(reflectors, scales, diagonal, beside)
+
+    def rotated(self, rows: Array, *, back: bool = False) -> Array:
+        """Return ``rows @ Q``, shape (k, m), or ``rows @ Q^T``."""
+        result = np.array(rows, dtype=np.float64, order="C")
+        k, m = _rows_of(result, self.reflectors)
+        (a, lda), (c, ldc) = blas_matrix(self.reflectors), blas_matrix(result)
+        info, work = ctypes.c_int(0), np.empty(_BLOCK * max(k, 1))
+        _dormtr(
+            LEFT,
+            LOWER_ROWS,
+            PLAIN if back else TRANSPOSED,
+            as_int(m),
+            as_int(k),
+            a,
+            lda,
+            self.scales.ctypes.data,
+            c,
+            ldc,
+            work.ctypes.data,
+            as_int(len(work)),
+            ctypes.byref(info),
+        )
+        return result
+
+    def solve_rotated(self, rows: Array, reg: float) -> Array:
+        """Return ``rows @ (T + reg)^-1``, shape (k, m).
+
+        Raises
+        ------
+        LinAlgError
+            If T + reg is not positive definite as computed.
+        """
+        solved = np.array(rows, dtype=np.float64, order="C")
+        k, m = _rows_of(solved, self.reflectors)
+        (b, ldb), info = blas_matrix(solved), ctypes.c_int(0)
+        d, e = self.diagonal + reg, self.beside.copy()
+        _dpttrf(as_int(m), d.ctypes.data, e.ctypes.data, ctypes.byref(info))
+        if info.value or not np.isfinite(d).all():
+            raise LinAlgError("the matrix is not positive definite")
+        _dpttrs(as_int(m), as_int(k), d.ctypes.data, e.ctypes.data, b, ldb, ctypes.byref(info))
+        return solved
 
 
 def solve_lower(lower: Array, rows: Array, *, transposed: bool = True) -> Array:

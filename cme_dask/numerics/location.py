@@ -13,7 +13,7 @@ from cme_dask.codec import Shape
 from cme_dask.errors import DataError, remedy
 from cme_dask.kernels.base import Kernel
 from cme_dask.kernels.evaluator import parallel_map
-from cme_dask.kernels.lapack import CholeskyFactor
+from cme_dask.kernels.lapack import CholeskyFactor, TridiagonalForm
 from cme_dask.kernels.transforms import Transform
 from cme_dask.numerics.basis import Basis, eigenbasis
 from cme_dask.numerics.crossval import held_out
@@ -27,7 +27,7 @@ Array = Any
 RIDGES = tuple(float(r) for r in 10.0 ** np.arange(-10.0, 3.25, 0.5))
 """Ridges among which each column's is chosen; k(x, x) is about 1."""
 
-_FEW_RIDGES = 8  # whose linear systems take less time than an eigenbasis
+_FEW_RIDGES = 2  # whose linear systems take less time than a tridiagonal form
 _SOLVED = 1e-13  # of the trace: the least ridge that outweighs the rounding of linear systems
 _COLLINEAR = 1e-8  # of a trend: directions of less of its variance are left out
 _ROWS = 1 << 12  # whose kernel sections are held at once
@@ -351,10 +351,11 @@ class _Ridge:
     def solve(self, ridges: Array) -> _Fitted:
         """The functions for one ridge of each column, shape (q,).
 
-        A few ridges have a linear system each: at m = 500 an eigenbasis takes as long as twelve.
+        One or two ridges have a linear system each: at m = 500 a tridiagonal form takes as long as
+        two or three.
         """
         distinct = np.unique(ridges)
-        if len(distinct) <= _FEW_RIDGES and distinct[0] > _SOLVED * np.trace(self.gram):
+        if len(distinct) <= _FEW_RIDGES and self.outweighed(distinct[0]):
             slope = np.empty_like(self.target)
             with suppress(LinAlgError):
                 for ridge in distinct:
@@ -362,12 +363,57 @@ class _Ridge:
                     factor = CholeskyFactor.of(self.gram, float(ridge))
                     slope[:, these] = factor.solve(self.target[:, these].T).T
                 return self.fitted(slope)
-        return _Spectrum.of(self).solve(ridges)
+        return self.path(distinct[0]).solve(ridges)
+
+    def outweighed(self, least: float) -> bool:
+        """Whether ridges of at least this outweigh the rounding of the Gram matrix."""
+        return bool(least > _SOLVED * np.trace(self.gram))
+
+    def path(self, least: float) -> "_Path":
+        """What solves for many ridges of at least this, where one more costs little."""
+        return _Tridiagonal.of(self) if self.outweighed(least) else _Spectrum.of(self)
+
+
+class _Path(Protocol):
+    """Ridge regression for many ridges."""
+
+    ridge: _Ridge
+
+    def solve(self, ridges: Array) -> _Fitted:
+        """The functions for one ridge of each column, shape (q,), or for several, (..., q)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
-class _Spectrum:
-    """Ridge regression in the eigenbasis of its Gram matrix, where one more ridge costs little."""
+class _Tridiagonal(_Path):
+    """By the tridiagonal form of the Gram matrix."""
+
+    ridge: _Ridge
+    form: TridiagonalForm
+    target: Array
+
+    @classmethod
+    def of(cls, ridge: _Ridge) -> Self:
+        """By one reduction of the Gram matrix."""
+        form = TridiagonalForm.of(ridge.gram)
+        return cls(ridge, form, form.rotated(ridge.target.T))
+
+    def solve(self, ridges: Array) -> _Fitted:
+        """See :class:`_Path`."""
+        q, m = self.target.shape
+        each = np.broadcast_to(ridges, (*ridges.shape[:-1], q))
+        slope = np.empty((*each.shape, m))
+        for ridge in np.unique(each):
+            here = each == ridge
+            solved = self.form.solve_rotated(self.target, float(ridge))
+            slope[here] = np.broadcast_to(solved, slope.shape)[here]
+        slope = self.form.rotated(slope.reshape(-1, m), back=True).reshape(slope.shape)
+        return self.ridge.fitted(np.moveaxis(slope, -1, -2))
+
+
+@dataclass(frozen=True, eq=False)
+class _Spectrum(_Path):
+    """By the eigenbasis of the Gram matrix, whose eigenvalues are not negative as computed."""
 
     ridge: _Ridge
     transform: Array
@@ -381,7 +427,7 @@ class _Spectrum:
         return cls(ridge, transform, eigenvalues, transform.T @ ridge.target)
 
     def solve(self, ridges: Array) -> _Fitted:
-        """The functions for one ridge of each column, shape (q,), or for several, (..., q)."""
+        """See :class:`_Path`."""
         smoothed = self.target / (self.eigenvalues[:, None] + ridges[..., None, :])
         slope = np.moveaxis(np.tensordot(self.transform, smoothed, (1, -2)), 0, -2)
         return self.ridge.fitted(slope)
@@ -409,8 +455,8 @@ def fit_mean_function(
     """Locations of functions of y given x, without each fold and of all rows.
 
     The ridge of each column is the largest one whose squared error on the held-out folds is within
-    one standard error of the least: every fold and every ridge from one eigendecomposition per
-    fold.
+    one standard error of the least: every ridge from one tridiagonal form of each fold's Gram
+    matrix, or from an eigenbasis where the smallest ridges are within its rounding.
 
     Parameters
     ----------
@@ -449,8 +495,8 @@ def fit_mean_function(
     d = basis.points.shape[1]
     low, high = (np.zeros(d), np.zeros(d)) if within is None else within
 
-    def refit(rest: Moments, own: Moments) -> tuple[_Spectrum, Array, Array]:
-        fit = _Spectrum.of(_Ridge.of(rest, columns, low < high))
+    def refit(rest: Moments, own: Moments) -> tuple[_Path, Array, Array]:
+        fit = _Ridge.of(rest, columns, low < high).path(grid[0])
         flat = fit.ridge.flat.error(own, columns)
         return fit, fit.solve(grid[:, None]).error(own, columns), flat
 
