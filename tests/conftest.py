@@ -198,7 +198,7 @@ def brief_search(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def few_held_rows(request):
     """Default fits have few pivots, and are judged at few rows, but where a module tests them."""
-    from cme_dask.learning import trees
+    from cme_dask.learning import tree_fits
 
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "ALL_HELD_ROWS", False):
@@ -210,8 +210,9 @@ def few_held_rows(request):
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
             patch.setattr("cme_dask.learning.regression._STEPS", (10, 4, 5))
             for name in ("_GROWTH", "_GROWTH_OF_FEW"):
-                patch.setattr(trees, name, getattr(trees, name)._replace(steps=(30, 60)))
-            patch.setattr("cme_dask.learning.trees._FOREST", 20)
+                growth = getattr(tree_fits, name)
+                patch.setattr(tree_fits, name, growth._replace(steps=(30, 60)))
+            patch.setattr("cme_dask.learning.tree_fits._FOREST", 20)
         yield
 
 

@@ -9,7 +9,7 @@ import zarr
 from benchmarks import memory
 from benchmarks.measure import Bench, Size
 from benchmarks.memory import SHAPES, Shape, shape_batches, shape_rows, write_shape
-from cme_dask.learning.trees import trees_bytes
+from cme_dask.learning.tree_fits import trees_bytes
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the high-water mark is read from /proc"

@@ -13,7 +13,8 @@ from sklearn.tree import DecisionTreeRegressor
 from cme_dask import JointDistribution, Tuning, load
 from cme_dask.errors import StoreError
 from cme_dask.kernels import Gaussian
-from cme_dask.learning.trees import TrainingRows, cross_fitted, fitted_to_all, residual_scale
+from cme_dask.learning.tree_fits import TrainingRows
+from cme_dask.learning.trees import cross_fitted, fitted_to_all, residual_scale
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.folds import fold_of_rows
@@ -167,7 +168,7 @@ def test_trees_without_pairs_of_parts_tell_the_scale(kind, weighted):
     found = cross_fitted(kind, rows)
 
     def refit(selected):
-        from cme_dask.learning.trees import KINDS
+        from cme_dask.learning.tree_fits import KINDS
 
         fit = KINDS[kind](rows, selected, steps=found.steps)
         return fit.mean(rows, found.steps)(x)

@@ -19,14 +19,9 @@ from test_reads import opened
 
 from cme_dask import JointDistribution, Tuning, load
 from cme_dask.errors import DataError, StoreError
-from cme_dask.learning import trees
-from cme_dask.learning.trees import (
-    TrainingRows,
-    TreeSearch,
-    cross_fitted,
-    fitted_to_all,
-    tree_mean,
-)
+from cme_dask.learning import tree_fits, trees
+from cme_dask.learning.tree_fits import KINDS, TrainingRows, tree_mean
+from cme_dask.learning.trees import TreeSearch, cross_fitted, fitted_to_all
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.given_location import MixedMean
 from cme_dask.numerics.scoring import column_deviations, law_error
@@ -270,7 +265,7 @@ def test_steps_of_boosting_are_those_that_predict_best(monkeypatch):
         extended(parts, steps, threads)
 
     monkeypatch.setattr(trees._Parts, "_extend", counted)
-    monkeypatch.setattr(trees, "_GROWTH_OF_FEW", trees._Growth((10, 20, 40), 0.2, 12))
+    monkeypatch.setattr(tree_fits, "_GROWTH_OF_FEW", tree_fits._Growth((10, 20, 40), 0.2, 12))
     x, _ = rows(400)
     noise = np.random.default_rng(0).normal(size=(400, 1))
     assert cross_fitted("boosting", training(x, noise)).steps < 8
@@ -286,9 +281,9 @@ def test_trees_of_few_rows_have_few_leaves_and_long_steps(n, length, leaves):
     x, y = rows(n)
     given = training(x, y)
     every = np.ones(n, dtype=bool)
-    (one,) = trees.KINDS["boosting"](given, every)._each
+    (one,) = KINDS["boosting"](given, every)._each
     assert (one.learning_rate, one.max_leaf_nodes, one.max_iter) == (length, leaves, 30)
-    (one,) = trees.KINDS["boosting"](given, every, True)._each
+    (one,) = KINDS["boosting"](given, every, True)._each
     assert (one.learning_rate, one.max_leaf_nodes, one.max_iter) == (1 / 3, 12, 45)
 
 
@@ -420,7 +415,7 @@ def test_trees_that_were_fitted_ahead_are_not_fitted_again_and_change_nothing(mo
     fits, left = [], iter([False] * steps)
 
     def counted(kind):
-        made = trees.KINDS[kind]
+        made = KINDS[kind]
 
         def make(rows, selected, *options):
             fits.append((kind, len(rows.x), selected.tobytes(), options))
@@ -433,7 +428,7 @@ def test_trees_that_were_fitted_ahead_are_not_fitted_again_and_change_nothing(mo
 
     alone = TreeSearch(given, ALL).better(1.0, line)
     for kind in ALL:
-        monkeypatch.setitem(trees.KINDS, kind, counted(kind))
+        monkeypatch.setitem(KINDS, kind, counted(kind))
     search = TreeSearch(given, ALL)
     search.begin(0.9, 1, lambda: next(left, True))
     assert (len(fits) > 0) == (steps > 0)

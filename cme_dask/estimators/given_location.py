@@ -17,7 +17,7 @@ from cme_dask.data.store import brief
 from cme_dask.errors import DataError, warn
 from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.steps import GIVEN
-from cme_dask.learning.trees import tree_mean
+from cme_dask.learning.tree_fits import tree_mean
 from cme_dask.numerics.folds import RowSample, relative_weights, sklearn_seed
 from cme_dask.numerics.given_location import (
     ColumnMean,

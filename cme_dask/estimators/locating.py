@@ -29,14 +29,8 @@ from cme_dask.learning.candidates import (
 )
 from cme_dask.learning.regression import ROWS as REGRESSION_ROWS
 from cme_dask.learning.regression import MeanKernel, learn_mean, regression_bytes
-from cme_dask.learning.trees import (
-    KINDS,
-    CrossFit,
-    TrainingRows,
-    TreeSearch,
-    is_better,
-    trees_bytes,
-)
+from cme_dask.learning.tree_fits import KINDS, TrainingRows, trees_bytes
+from cme_dask.learning.trees import CrossFit, TreeSearch, is_better
 from cme_dask.numerics.folds import RowSample
 from cme_dask.numerics.given_location import MixedMean, RegressorResiduals
 from cme_dask.numerics.location import (
