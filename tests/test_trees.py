@@ -265,7 +265,7 @@ def test_steps_of_boosting_are_those_that_predict_best(monkeypatch):
         extended(parts, steps, threads)
 
     monkeypatch.setattr(trees._Parts, "_extend", counted)
-    monkeypatch.setattr(tree_fits, "_GROWTH_OF_FEW", tree_fits._Growth((10, 20, 40), 0.2, 12))
+    monkeypatch.setattr(tree_fits, "_GROWTH_OF_FEW", tree_fits.Growth((10, 20, 40), 0.2, 12))
     x, _ = rows(400)
     noise = np.random.default_rng(0).normal(size=(400, 1))
     assert cross_fitted("boosting", training(x, noise)).steps < 8

@@ -114,11 +114,8 @@ class TridiagonalForm:
         reflectors = np.array(matrix, dtype=np.float64, order="C")
         m = len(reflectors)
         scales, diagonal, beside = np.empty(max(m - 1, 0)), np.empty(m), np.empty(max(m - 1, 0))
-        (a, lda), info, work = (
-            blas_matrix(reflectors),
-            ctypes.c_int(0),
-            np.empty(_BLOCK * max(m, 1)),
-        )
+        (a, lda), info = blas_matrix(reflectors), ctypes.c_int(0)
+        work = np.empty(_BLOCK * max(m, 1))
         _dsytrd(
             LOWER_ROWS,
             as_int(m),

@@ -20,7 +20,7 @@ PARTS = 5
 """Fits that a cross-fit takes: folds are left out in pairs, or as they are where they are fewer."""
 
 
-class _Growth(NamedTuple):
+class Growth(NamedTuple):
     """How trees are boosted.
 
     Attributes
@@ -38,9 +38,9 @@ class _Growth(NamedTuple):
     leaves: int
 
 
-_GROWTH = _Growth((50, 150, 450), 0.1, 31)
-_FEW, _GROWTH_OF_FEW = 1200, _Growth((40, 120, 360), 0.2, 12)  # rows, and boosting on fewer
-_TRIAL_GROWTH = _Growth((45,), 1 / 3, 12)
+_GROWTH = Growth((50, 150, 450), 0.1, 31)
+_FEW, _GROWTH_OF_FEW = 1200, Growth((40, 120, 360), 0.2, 12)  # rows, and boosting on fewer
+_TRIAL_GROWTH = Growth((45,), 1 / 3, 12)
 _LEAF = 10  # rows of a leaf of boosting, at least
 _FOREST, _TRIAL_FOREST = 100, 30  # trees
 _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
@@ -202,8 +202,8 @@ class TrainingRows:
         return self.x[selected], self.y[selected], relative_weights(self.weights[selected])
 
 
-def growth_of(rows: int) -> _Growth:
-    """How trees of so many rows are boosted."""
+def growth_of(rows: int) -> Growth:
+    """How trees of so many rows are boosted: of few, those with few leaves predict better."""
     return _GROWTH_OF_FEW if rows < _FEW else _GROWTH
 
 
