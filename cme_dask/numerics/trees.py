@@ -17,7 +17,7 @@ PREDICTION, SPREAD = "prediction", "spread"
 _ROWS = 1 << 14  # that go down a tree together
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
-_TOGETHER = 2048  # rows, of fewer than which several trees are walked together
+_TOGETHER = 4096  # rows, of fewer than which several trees are walked together
 _PAIRS = 1 << 15  # of a row and a tree then, at a time
 
 
