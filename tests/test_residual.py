@@ -595,10 +595,16 @@ def test_standard_errors_know_units():
     np.testing.assert_allclose(four.std, found.std, rtol=1e-12)
     assert not paired_gain(plain, plain, np.ones(400), units).pays
     assert not paired_gain(plain, moved, np.ones(400), 0 * units).pays
-    # Two standard errors are clear.
-    for errors, pays, clear in ((0.5, False, False), (1.5, True, False), (2.5, True, True)):
-        gain = Gain(1.0, 0.9, errors * 0.1, 0.1, 400)
-        assert (gain.pays, gain.is_clear) == (pays, clear)
+    # A second pass takes two standard errors, and 1 % of the CRPS.
+    for errors, std, pays, repays in (
+        (0.5, 0.1, False, False),
+        (1.5, 0.1, True, False),
+        (2.5, 0.1, True, True),
+        (9.0, 0.001, True, False),
+        (11.0, 0.001, True, True),
+    ):
+        gain = Gain(1.0, 1.0 - errors * std, errors * std, std, 400)
+        assert (gain.pays, gain.repays_a_pass) == (pays, repays)
 
 
 @settings(max_examples=50)

@@ -128,7 +128,7 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
         with one_blas_thread():
             gain = _screened_gain(context, second, location.residuals)
         metadata |= _figures(gain)
-        second = second if gain.is_clear else None
+        second = second if gain.repays_a_pass else None
     _report(context, PIVOTS, () if second else SECOND_PASS)
     return Screening(metadata, second)
 

@@ -26,6 +26,7 @@ Array = Any
 _FEW_RIDGES = 4  # whose linear systems take less time than eigenbases
 _LEAST_RIDGE = 1e-8  # below which the systems of singular Gram matrices are rounding
 _LEAST_ROWS = 64  # that pivots of a search are chosen from
+_REPAYING = 0.01  # of the CRPS: what a second pass over many rows must gain
 
 
 class _Means(NamedTuple):
@@ -403,9 +404,13 @@ class Gain:
         return self.gain > self.std
 
     @property
-    def is_clear(self) -> bool:
-        """Whether the gain is more than two standard errors: worth a second pass over many rows."""
-        return self.gain > 2.0 * self.std
+    def repays_a_pass(self) -> bool:
+        """Whether it is worth a second pass over many rows: clear, and 1 % of the CRPS or more.
+
+        Clear: more than two standard errors. A pass takes as long as all else, and with more rows
+        plain laws come nearer to the moved ones.
+        """
+        return self.gain > max(2.0 * self.std, _REPAYING * self.plain)
 
 
 def held_out_crps(laws: Iterable[HeldLaws], y: Array, place: Place | None = None) -> Array:
