@@ -209,10 +209,11 @@ class TreeSearch:
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, as long
     as they are not hopeless on a third of these. Those that are not far behind are fitted to 8,192,
     or to all rows where these are at most twice as many. The first parts of the folds, of 200 rows
-    or more, are fitted before the others, which follow two at a time, and kinds that are clearly
-    behind on those so far are left out. Of the others the best one is taken that is better than the
-    ridge regression by 1 %, or by two standard errors of the difference over units of rows, by this
-    error or by the squared one, and not as much worse by the other.
+    or more, are fitted before the others, which follow two at a time, and kinds that are behind the
+    ridge regression or the best kind by a standard error on those so far are left out. Of the
+    others the best one is taken that is better than the ridge regression by 1 %, or by two standard
+    errors of the difference over units of rows, by this error or by the squared one, and not as
+    much worse by the other.
 
     Parameters
     ----------
