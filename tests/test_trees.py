@@ -82,6 +82,20 @@ def test_arrays_predict_what_scikit_learn_does(regressor, q, n):
 
 
 @pytest.mark.parametrize("q", [1, 2])
+@pytest.mark.parametrize("size", [1, 7, 700, 4999])
+def test_rows_have_the_same_numbers_in_blocks_of_any_size(size, q):
+    """Few rows go down several trees at once, many down one after the other."""
+    x, y = rows(400, q=q)
+    forest = ExtraTreesRegressor(60, min_samples_leaf=2, random_state=0)
+    mean = tree_mean(forest.fit(x, y[:, 0] if q == 1 else y), (3, q), covariate=True)
+    asked = np.random.default_rng(2).normal(size=(max(300, size), 3))
+    many = np.tile(asked, (20, 1))[:5000]
+    blocks = [mean.predicted(asked[start : start + size]) for start in range(0, 300, size)]
+    for whole, parts in zip(mean.predicted(many), zip(*blocks, strict=True), strict=True):
+        np.testing.assert_array_equal(whole[:300], np.vstack(parts)[:300])
+
+
+@pytest.mark.parametrize("q", [1, 2])
 @pytest.mark.parametrize("kind", [RandomForestRegressor, ExtraTreesRegressor])
 def test_the_spread_of_a_forest_is_that_of_its_trees(kind, q):
     x, y = rows(q=q)
