@@ -284,10 +284,19 @@ def test_steps_of_boosting_are_those_that_predict_best(monkeypatch):
     noise = np.random.default_rng(0).normal(size=(400, 1))
     assert cross_fitted("boosting", training(x, noise)).steps < 8
     assert not made
-    found = cross_fitted("boosting", training(x, 10 * x[:, :1] + x[:, 1:2] ** 3))
+    given = training(x, 10 * x[:, :1] + x[:, 1:2] ** 3)
+    found = cross_fitted("boosting", given)
     assert [(reached, steps) for _, reached, steps in made] == [(10, 20), (20, 40)]
     assert all(best >= 0.8 * reached for best, reached, _ in made)
-    assert 15 <= found.steps <= 40
+    curve = np.zeros(40)
+    for first in range(5):  # folds are left out in pairs
+        held = np.isin(given.folds, [first, first + 5])
+        whole = HistGradientBoostingRegressor(
+            learning_rate=0.2, max_leaf_nodes=12, max_iter=40, min_samples_leaf=10
+        ).set_params(early_stopping=False, random_state=0)
+        stages = whole.fit(given.x[~held], given.y[~held, 0]).staged_predict(given.x[held])
+        curve += [((stage - given.y[held, 0]) ** 2).sum() for stage in stages]
+    assert found.steps == curve.argmin() + 1
 
 
 @pytest.mark.parametrize(("n", "length", "leaves"), [(1199, 0.2, 12), (1200, 0.1, 31)])

@@ -405,10 +405,10 @@ class Gain:
 
     @property
     def repays_a_pass(self) -> bool:
-        """Whether it is worth a second pass over many rows: clear, and 1 % of the CRPS or more.
+        """Whether it is worth a second pass over many rows.
 
-        Clear: more than two standard errors. A pass takes as long as all else, and with more rows
-        plain laws come nearer to the moved ones.
+        It is more than two standard errors, and more than 1 % of the CRPS: the pass doubles the
+        time of a fit, and with more rows plain laws come nearer to the moved ones.
         """
         return self.gain > max(2.0 * self.std, _REPAYING * self.plain)
 
