@@ -710,7 +710,7 @@ def test_a_ridge_regression_joins_in_rows_without_a_fold_of_theirs(monkeypatch):
         seen.append(join_location(*args))
         return seen[-1]
 
-    monkeypatch.setattr("cme_dask.estimators.joint_fit.join_location", recorded)
+    monkeypatch.setattr("cme_dask.estimators.locating.join_location", recorded)
     fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS).fit(x, y)
     residuals, folds = seen[0].given.residuals, fold_of_rows(0, len(x), N_FOLDS)
     made = predictions(x, y, folds, FEW)

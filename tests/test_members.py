@@ -9,7 +9,7 @@ import pytest
 
 from cme_dask import JointDistribution, Tuning, kernels
 from cme_dask.errors import RankWarning, ResourceError
-from cme_dask.estimators import joint_fit, refits, tuned
+from cme_dask.estimators import refits, residual, tuned
 from cme_dask.estimators.context import FitContext
 from cme_dask.estimators.joint_fit import JointFit
 from cme_dask.learning.candidates import Score
@@ -161,7 +161,7 @@ def test_few_rows_are_searched_in_one_thread(monkeypatch, n, threads):
 
 def test_bases_are_made_beside_the_search_for_a_location(monkeypatch):
     """In threads, before that search is waited for; and they are the same without."""
-    steps, pivots, location = [], FitContext._sampled, joint_fit.search_location
+    steps, pivots, location = [], FitContext._sampled, residual.with_location
 
     def sampled(context, i, *of):
         of_member = context.averages and context.sample.residuals is None and len(of) < 3
@@ -170,7 +170,7 @@ def test_bases_are_made_beside_the_search_for_a_location(monkeypatch):
 
     monkeypatch.setattr(FitContext, "_sampled", sampled)
     monkeypatch.setattr(
-        joint_fit, "search_location", lambda *of: steps.append("location") or location(*of)
+        residual, "with_location", lambda *of: steps.append("location") or location(*of)
     )
     tuning = Tuning(rows=500, evaluations=0, finalists=2, averaged=2, trees=())
     models = []

@@ -21,12 +21,7 @@ from cme_dask.estimators.growing import (
     different_functions,
     functions_of_first_call,
 )
-from cme_dask.estimators.locating import (
-    LocationSearch,
-    join_location,
-    measuring_scores,
-    search_location,
-)
+from cme_dask.estimators.locating import LocationSearch
 from cme_dask.estimators.planning import (
     Choices,
     FitPlan,
@@ -178,13 +173,13 @@ class JointFit(MeanRegressor, GrowingEstimator):
             context.progress(StepBegan(PIVOTS, without=left_out))
         if residual and (joins or not given) and context.events is not None:
             context = replace(context, scores=_normal_scores(context))
-        if location is not None and joins:
-            context = join_location(context, location)
-        elif location is not None:
-            context = search_location(context, location, context.scores)
-        if context.scores is not None:
-            context = measuring_scores(context)
-        context = replace(context, residual=residual, calibration=calibration, conformal=conformal)
+        context = replace(
+            context,
+            residual=residual,
+            calibration=calibration,
+            conformal=conformal,
+            locating=location,
+        )
         if residual or self.support is not None:
             if self.support_size == 0:
                 raise DataError(

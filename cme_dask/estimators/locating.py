@@ -6,10 +6,11 @@ row sample alone.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from cme_dask.estimators.context import FitContext, GivenLocation
 from cme_dask.estimators.given_location import digest_of
 from cme_dask.estimators.tuned import FOLDS, FeatureMoments
 from cme_dask.kernels import Transform
-from cme_dask.kernels.evaluator import beside, one_blas_thread
+from cme_dask.kernels.evaluator import beside, one_blas_thread, release_memory, waiting
 from cme_dask.learning.candidates import (
     AheadTrials,
     KernelPoint,
@@ -39,7 +40,8 @@ from cme_dask.numerics.location import (
     fit_mean_function,
     scaled_residuals,
 )
-from cme_dask.numerics.moments import FeatureBlock, MomentSums, strip_moments
+from cme_dask.numerics.moments import MomentReduction, strip_moments
+from cme_dask.numerics.reduction import MemoryPlan
 from cme_dask.numerics.scoring import Mapped, law_error
 from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.run import extent_of
@@ -116,32 +118,111 @@ class LocationSearch:
         return learn_mean(x, y, weights, self._categorical, self._folds, transforms, memory, cores)
 
 
-@one_blas_thread()
-def search_location(
-    context: FitContext, search: LocationSearch, scores: Transform | None
-) -> FitContext:
-    """The context with the location of y that is tried.
+Ahead = Callable[[FitContext, MemoryPlan], None]
+"""Begins what needs the ridge regression alone, beside what takes so much memory."""
 
-    It is a kernel of x that was learned for a ridge regression, and the coordinates of y; or trees,
-    as a location that is known before the pass.
+
+def with_location(context: FitContext, ahead: Ahead | None = None) -> FitContext:
+    """The context with the location that its search finds, if it has one.
 
     Parameters
     ----------
     context
         With the search for the other kernels.
-    search
-        That for the location, which may have begun.
-    scores
-        Normal scores of y, if their location may be better than that of y: whichever predicts y
-        itself with the smaller absolute error is taken.
+    ahead
+        Called before trees are tried, if the ridge regression is made before the pass and trees do
+        not seem to do as well.
     """
-    mean = search.mean(scores)
+    search = context.locating
+    if search is not None:
+        context = replace(context, locating=None)
+        if context.given is None:
+            context = _searched(context, search, ahead)
+        else:
+            context = join_location(context, search)
+        release_memory()
+    return measuring_scores(context)
+
+
+@one_blas_thread()
+def _searched(
+    context: FitContext, search: LocationSearch, ahead: Ahead | None = None
+) -> FitContext:
+    """The context with the location of y that is tried.
+
+    It is a kernel of x that was learned for a ridge regression, and the coordinates of y: normal
+    scores of it, if there are any, and they predict y itself with the smaller absolute error. Or it
+    is trees, as a location that is known before the pass.
+    """
+    mean = search.mean(context.scores)
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
-    if mean is None or search.trees is None:
+    if mean is None:
+        return context
+    if context.rows.complete and len(context.rows) <= _ROWS:
+        context = replace(context, ridge=SampledRidge(context))
+    trees = search.trees
+    if ahead is not None and context.ridge is not None:
+        memory = context.search.memory if trees is None else _memory_of_trees(context)
+        if trees is None or not trees.promise(mean.law_error):
+            ahead(measuring_scores(context), memory)
+    if trees is None:
         return context
     ridge = partial(_ridge_predictions, context)
-    context, found = _better_trees(context, search.trees, mean.law_error, ridge)
-    return context if found is None else replace(context, given=found, mean=None, scores=None)
+    context, found = _better_trees(context, trees, mean.law_error, ridge)
+    if found is None:
+        return context
+    return replace(context, given=found, mean=None, scores=None, ridge=None)
+
+
+class SampledRidge:
+    """The ridge regression on a row sample that holds all rows, made before the pass.
+
+    Each part of it is made once, by the thread that needs it first.
+
+    Parameters
+    ----------
+    context
+        With the kernel of x.
+    """
+
+    def __init__(self, context: FitContext) -> None:
+        self._context = replace(measuring_scores(context), progress=None)
+        self._locks = Lock(), Lock()
+        self._moments: FeatureMoments | None = None
+        self._first: FittedMeanFunction | None = None
+        self._scaled: FittedMeanFunction | None = None
+
+    def __call__(self) -> FittedMeanFunction:
+        """With the scale of its residuals."""
+        first = self.first()
+        with _alone(self._locks[1]):
+            if self._scaled is None:
+                assert self._moments is not None
+                self._scaled = with_scale(self._context, first, self._moments)
+                self._moments = None
+            return self._scaled
+
+    def first(self) -> FittedMeanFunction:
+        """Without that scale."""
+        with _alone(self._locks[0]):
+            if self._first is None:
+                spec = self._context.moments_of_mean()
+                assert spec is not None
+                moments = _summed(self._context, spec, self._context.rows)
+                self._first, self._moments = regression(self._context, [moments])
+            return self._first
+
+
+@contextmanager
+def _alone(lock: Lock) -> Iterator[None]:
+    """One thread at a time, with one BLAS thread; those that wait are not counted."""
+    with waiting():
+        lock.acquire()
+    try:
+        with one_blas_thread():
+            yield
+    finally:
+        lock.release()
 
 
 @one_blas_thread()
@@ -162,7 +243,7 @@ def join_location(context: FitContext, search: LocationSearch) -> FitContext:
     given, rows = context.given, training_rows(context)
     assert given is not None
     one = given.residuals
-    tried = search_location(replace(context, given=None), search, context.scores)
+    tried = _searched(replace(context, given=None), search)
     context = replace(context, search=tried.search, scores=None)
     other = _known_location(tried)
     if other is None:
@@ -201,10 +282,13 @@ def _known_location(context: FitContext) -> GivenLocation | None:
     if context.given is not None or context.mean is None:
         return context.given
     begin = time.perf_counter()
-    sampled = sampled_moments(measuring_scores(context))
-    if len(sampled[1].held_out_folds) < 2:
-        return None
-    ridge = regression(context, [sampled], scaled=True).residuals
+    if context.ridge is not None:
+        ridge = context.ridge().residuals
+    else:
+        sampled = sampled_moments(measuring_scores(context))
+        if len(sampled[1].held_out_folds) < 2:
+            return None
+        ridge = with_scale(context, *regression(context, [sampled])).residuals
     seconds = context.mean.seconds + time.perf_counter() - begin
     return GivenLocation(ridge, ridge.location.name, seconds)
 
@@ -234,6 +318,18 @@ def tree_search(context: FitContext, kinds: Sequence[str]) -> TreeSearch | None:
     return TreeSearch(training_rows(context), kinds, trials)
 
 
+def _memory_of_trees(context: FitContext) -> MemoryPlan:
+    """Predicted peak of the trials of trees; ResourceError if there is too little memory."""
+    sample, rows, executor = context.sample, context.rows, context.executor
+    x, y = rows.parts
+    return executor.check_alone(
+        "the trial of trees",
+        trees_bytes(len(rows), (x.shape[1], y.shape[1]), context.cores),
+        extent_of(sample, executor).in_memory + context.choice_cost(1).held,
+        "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
+    )
+
+
 def _better_trees(
     context: FitContext,
     search: TreeSearch,
@@ -251,21 +347,14 @@ def _better_trees(
     error, other
         Of the other location, as of :meth:`TreeSearch.better`.
     """
-    sample, rows, executor = context.sample, context.rows, context.executor
-    x, y = rows.parts
-    needed = executor.check_alone(
-        "the trial of trees",
-        trees_bytes(len(rows), (x.shape[1], y.shape[1]), context.cores),
-        extent_of(sample, executor).in_memory + context.choice_cost(1).held,
-        "fewer rows of the row sample (sample_size), or no trees, tuning=Tuning(trees=())",
-    )
-    kernels = replace(context.search, memory=context.search.memory.or_tighter(needed))
-    context, begin = replace(context, search=kernels), time.perf_counter()
+    memory = context.search.memory.or_tighter(_memory_of_trees(context))
+    context = replace(context, search=replace(context.search, memory=memory))
+    begin = time.perf_counter()
     found = search.better(error, other)
     if found is None:
         return context, None
     whole, scale = search.whole(found), search.scale(found)
-    digest = digest_of([found.predicted, whole(x[:_ROWS])])
+    digest = digest_of([found.predicted, whole(context.rows.parts[0][:_ROWS])])
     residuals = RegressorResiduals(whole, found.each, digest, scale=scale)
     seconds = time.perf_counter() - begin
     return context, GivenLocation(residuals, KINDS[found.kind].words, seconds, auto=True)
@@ -273,10 +362,13 @@ def _better_trees(
 
 def _ridge_predictions(context: FitContext, rows: TrainingRows) -> Array:
     """What the ridge regression predicts at these rows, those of other folds."""
-    with one_blas_thread():
+    if context.ridge is not None:
+        residuals = context.ridge.first().residuals
+    else:
         measured = measuring_scores(context)
-        sides, moments = sampled_moments(measured, context.rows.prefix(len(rows.x)))
-        residuals = regression(context, [(sides, moments)]).residuals
+        with one_blas_thread():
+            sampled = sampled_moments(measured, context.rows.prefix(len(rows.x)))
+            residuals = regression(context, [sampled])[0].residuals
     z = residuals.held_out(rows.x, rows.folds)
     return z if context.scores is None else context.scores.inverse()(z)
 
@@ -288,11 +380,8 @@ def measuring_scores(context: FitContext) -> FitContext:
     return replace(context, events=Mapped(context.scores, context.events))
 
 
-def sampled_moments(
-    context: FitContext, rows: RowSample | None = None
-) -> tuple[tuple[FeatureBlock, ...], MomentSums]:
+def sampled_moments(context: FitContext, rows: RowSample | None = None) -> FeatureMoments:
     """Moments by fold of rows of the row sample, on a basis of few of them for the kernel of x."""
-    rows = context.rows.prefix(_ROWS) if rows is None else rows
     # Of y only the functions are needed, so that one pivot is enough.
     kernels = (
         context.kernels[0] if context.mean is None else context.mean.kernel,
@@ -301,44 +390,57 @@ def sampled_moments(
     ranks = min(context.location_rank or MAX_RANK, MAX_RANK), 1
     each = zip(kernels, ranks, strict=True)
     bases = [context.basis_of_few(i, kernel, rank) for i, (kernel, rank) in enumerate(each)]
-    spec = context.moments_on(bases)
+    rows = context.rows.prefix(_ROWS) if rows is None else rows
+    return _summed(context, context.moments_on(bases), rows)
+
+
+def _summed(context: FitContext, spec: MomentReduction, rows: RowSample) -> FeatureMoments:
+    """The features, and their moments over rows of the row sample."""
     folds = rows.folds(context.sample.folding, context.n_folds)
     return spec.features, strip_moments(spec, rows.parts, rows.importance, folds)
 
 
 def regression(
-    context: FitContext, candidates: Sequence[FeatureMoments], *, scaled: bool = False
-) -> FittedMeanFunction:
+    context: FitContext, candidates: Sequence[FeatureMoments]
+) -> tuple[FittedMeanFunction, FeatureMoments]:
     """The location that explains most of unseen rows, among those on the bases of x given.
 
-    With ``scaled`` its residuals have their scale.
+    It comes with the moments that it was made of.
     """
-    columns, scores = context.sample.columns, context.scores
-    first = 0 if scores is None else len(candidates[0][0][1].names)
-    here = slice(first, first + len(columns[1].names))
     x = context.rows.parts[0]
     # Codes of labels have no trend: an empty range.
-    labels = np.array(columns[0].categorical)
+    labels = np.array(context.sample.columns[0].categorical)
     within = np.where(labels, 0.0, x.min(axis=0)), np.where(labels, 0.0, x.max(axis=0))
-    cores = context.cores
+    here, cores = _located_columns(context, candidates[0]), context.cores
     locations = [
-        fit_mean_function(moments, sides[0].basis, here, scores, within=within, cores=cores)
+        fit_mean_function(moments, sides[0].basis, here, context.scores, within=within, cores=cores)
         for sides, moments in candidates
     ]
     best = max(range(len(locations)), key=lambda k: float(locations[k].skill.sum()))
-    location, (sides, moments) = locations[best], candidates[best]
-    if not scaled:
-        return location
-    rows, folding = context.rows.prefix(_ROWS), context.sample.folding
+    return locations[best], candidates[best]
+
+
+def with_scale(
+    context: FitContext, location: FittedMeanFunction, of: FeatureMoments
+) -> FittedMeanFunction:
+    """The location, whose residuals have their scale, made of these moments."""
+    (sides, moments), rows = of, context.rows.prefix(_ROWS)
+    folding = context.sample.folding
     residuals = scaled_residuals(
         location,
         moments,
         sides[0].basis,
-        here,
+        _located_columns(context, of),
         (rows.parts[0], rows.parts[1]),
         rows.folds(folding, context.n_folds),
         rows.importance,
         folding.units(rows.index, rows.units),
-        cores=cores,
+        cores=context.cores,
     )
     return replace(location, residuals=residuals)
+
+
+def _located_columns(context: FitContext, moments: FeatureMoments) -> slice:
+    """Where the functions of y that are located are among those of the moments."""
+    first = 0 if context.scores is None else len(moments[0][1].names)
+    return slice(first, first + len(context.sample.columns[1].names))

@@ -7,10 +7,11 @@ plan know from then on how many passes there are.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from threading import Event
 from typing import Any, NamedTuple, Self
@@ -23,7 +24,12 @@ from cme_dask.errors import CmeDaskError, ResourceError
 from cme_dask.estimators.conformal import LocatedFit
 from cme_dask.estimators.context import FitContext, GivenLocation, Progress, choose_kernel
 from cme_dask.estimators.joint_fit import JointFit
-from cme_dask.estimators.locating import regression, sampled_moments
+from cme_dask.estimators.locating import (
+    regression,
+    sampled_moments,
+    with_location,
+    with_scale,
+)
 from cme_dask.estimators.planning import (
     RESIDUAL_EVALUATIONS,
     RESIDUAL_FINALISTS,
@@ -120,7 +126,7 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
         if len(moments.held_out_folds) < 2:
             _report(context, PIVOTS)
             return None
-        location = regression(context, [(sides, moments)])
+        location, _ = regression(context, [(sides, moments)])
     metadata = _described(context, location) | {"decided": "row sample"}
     second: FitContext | None = None
     if location.skill.max() >= _SKILL:
@@ -151,6 +157,8 @@ def located_plan(
     planned
         Plans one of its passes.
     """
+    early: list[tuple[FitContext, MemoryPlan]] = []
+    context = with_location(context, lambda *of: early.append(of))
     if context.given is not None:
         return _given_plan(fit, context, context.given)
     begin = time.perf_counter()
@@ -159,7 +167,9 @@ def located_plan(
     context = _of_pass(context, screening)
     plan = planned(context)
     if screening is None:
-        beside = None if context.mean is None else _beside_solution(context, plan.memory)
+        # What the second search is made beside: the trials of trees, or the solution.
+        other = early[0] if early else (context, plan.memory)
+        beside = None if context.mean is None else _beside_solution(*other)
         if beside is None:
             return plan
         with suppress(ResourceError):
@@ -186,27 +196,39 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     One more pass is made, unless the location explains nothing or the row sample advises against
     it.
     """
-    if context.given is not None:
-        return _given_fit(fit, context, context.given)
+    with _SecondAhead(fit) as ahead:
+        context = with_location(context, ahead.begin_early)
+        if context.given is None:
+            return _ridge_fit(fit, context, ahead)
+    return _given_fit(fit, context, context.given)
+
+
+def _ridge_fit(
+    fit: JointFit, context: FitContext, ahead: "_SecondAhead"
+) -> tuple[FitResult, LocatedFit | None]:
+    """The result of a fit that tries a ridge regression as location."""
     screening = _screened(fit, context)
     context = _of_pass(context, screening)
-    with _SecondAhead(fit, context) as ahead:
-        begin = None if screening is not None else ahead.begin
-        context, result = with_values(context, _plain_fit(fit, context, begin))
-        auto, each = context.residual == "auto", averaged(context, result)
-        if auto and not each[0][1].held_out_folds:
-            return result, None
-        if screening is not None and screening.second is None:
-            return result.described(residual=screening.metadata), None
-        if screening is None:
-            _report(context, LOCATION)
-        made = ahead.result()
-    if made is None:
-        with one_blas_thread():
-            of_members = [(sides, moments) for sides, moments, _, _ in each]
-            location = regression(context, result.for_location or of_members, scaled=True)
-    else:
+    begin = None if screening is not None else partial(ahead.begin, context)
+    ahead.wait()
+    if context.ridge is not None:
+        _report(context, PIVOTS)  # those of the members may be there, too
+    context, result = with_values(context, _plain_fit(fit, context, begin))
+    auto, each = context.residual == "auto", averaged(context, result)
+    if auto and not each[0][1].held_out_folds:
+        return result, None
+    if screening is not None and screening.second is None:
+        return result.described(residual=screening.metadata), None
+    if screening is None:
+        _report(context, LOCATION)
+    made = ahead.result(context)
+    if made is not None:
         location = made.location
+    elif context.ridge is not None:
+        location = context.ridge()
+    else:
+        of_members = [(sides, moments) for sides, moments, _, _ in each]
+        location = _scaled_location(context, result.for_location or of_members)
     metadata = _described(context, location)
     if auto and location.skill.max() < _SKILL:
         return result.described(residual=metadata), None
@@ -225,6 +247,14 @@ def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedF
     metadata |= {"kept": gain.gain > 0.0 or not auto, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
     return _with_location(result.described(support=values), located, metadata, passes)
+
+
+@one_blas_thread()
+def _scaled_location(
+    context: FitContext, candidates: Sequence[FeatureMoments]
+) -> FittedMeanFunction:
+    """The best location on these moments, with the scale of its residuals."""
+    return with_scale(context, *regression(context, candidates))
 
 
 def _given_plan(fit: JointFit, context: FitContext, given: GivenLocation) -> FitPlan:
@@ -349,44 +379,70 @@ class _Second(NamedTuple):
 
 
 class _SecondAhead:
-    """The location and the second search, beside the solution of the first fit and its calibration.
+    """The location and the second search, beside what does not need them.
 
-    They need the moments of the pass alone. Without cores or memory for both at once, one follows
-    the other. If the search fails, it is made again after the solution, and raises its error there.
+    A ridge regression that is made before the pass is followed by its search beside the trials of
+    trees; another one beside the solution of the first fit and its calibration, when the moments of
+    the pass are there. Without cores or memory for both at once, one follows the other. If the
+    search fails, it is made again after the solution, and raises its error there.
     """
 
-    def __init__(self, fit: JointFit, context: FitContext) -> None:
-        self._fit, self._context = fit, context
-        self._thread, self._over = ThreadPoolExecutor(1), Event()
+    def __init__(self, fit: JointFit) -> None:
+        self._fit, self._over = fit, Event()
+        self._thread = ThreadPoolExecutor(1)
         self._events = SimpleQueue[Any]()  # for the thread of the fit, when it is their turn
         self._begun: Future[_Second] | None = None
 
-    def begin(self, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan) -> None:
-        """Begin, with the moments for a location, beside what takes so much memory."""
-        context = _beside_solution(self._context, memory)
-        if context is not None and all(sums.held_out_folds for _, sums in for_location):
-            context = replace(context, progress=self._events.put)
+    def begin_early(self, context: FitContext, memory: MemoryPlan) -> None:
+        """Begin with the location that is made before the pass, beside what takes so much memory.
+
+        Checkpoints number searches, and must find the same ones again whichever location is best.
+        """
+        if context.ridge is not None and context.executor.checkpoint is None:
+            self._begin(context, context.ridge, memory)
+
+    def begin(
+        self, context: FitContext, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan
+    ) -> None:
+        """Begin with the moments for a location, beside what takes so much memory."""
+        if context.ridge is not None:
+            self._begin(context, context.ridge, memory)
+        elif for_location and all(sums.held_out_folds for _, sums in for_location):
+            location = partial(_scaled_location, context, for_location)
+            self._begin(context, location, memory)
+
+    def _begin(
+        self, context: FitContext, location: Callable[[], FittedMeanFunction], memory: MemoryPlan
+    ) -> None:
+        alone = None if self._begun else _beside_solution(context, memory)
+        if alone is not None:
+            alone = replace(alone, progress=self._events.put)
             run = copy_context().run
-            self._begun = self._thread.submit(run, self._make, context, for_location)
+            self._begun = self._thread.submit(run, self._make, alone, location)
             self._begun.add_done_callback(lambda _: self._events.put(None))
 
     @working()
-    def _make(self, context: FitContext, for_location: tuple[FeatureMoments, ...]) -> _Second:
-        with one_blas_thread():
-            location = regression(context, for_location, scaled=True)
-        if context.residual == "auto" and location.skill.max() < _SKILL:
-            return _Second(location, None)
-        residuals, over = location.residuals, self._over.is_set
-        return _Second(location, _second_context(self._fit, context, residuals, over))
+    def _make(self, context: FitContext, location: Callable[[], FittedMeanFunction]) -> _Second:
+        found = location()
+        if context.residual == "auto" and found.skill.max() < _SKILL:
+            return _Second(found, None)
+        residuals, over = found.residuals, self._over.is_set
+        return _Second(found, _second_context(self._fit, context, residuals, over))
 
-    def result(self) -> _Second | None:
+    def wait(self) -> None:
+        """Until what has begun is done: a pass plans its memory without it."""
+        if self._begun is not None:
+            with waiting():
+                wait([self._begun])
+
+    def result(self, context: FitContext) -> _Second | None:
         """The location and the second fit, or None if there are none."""
         if self._begun is None:
             return None
         with waiting():
             for event in iter(self._events.get, None):
-                if self._context.progress is not None:
-                    self._context.progress(event)
+                if context.progress is not None:
+                    context.progress(event)
         with suppress(CmeDaskError, MemoryError):
             return self._begun.result()
         return None

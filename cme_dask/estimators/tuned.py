@@ -276,8 +276,8 @@ class EnsembleFit:
         cells
             Whose rows are summed.
         on_location
-            Called with the moments for the location, before the members are solved for, and with
-            the plan of memory.
+            Called with the moments for the location, if there are any, before the members are
+            solved for, and with the plan of memory.
         """
         search = self.context.search
         kernels = [(candidate.kernel_x, candidate.kernel_y) for candidate in search.finalists]
@@ -288,7 +288,7 @@ class EnsembleFit:
         run = self.context.run_pass
         measured, sums, summed, report = self._measured(search.finalists, bases, run, cells, others)
         for_location = tuple((spec.features, each) for spec, each in zip(others, sums, strict=True))
-        if for_location and on_location is not None:
+        if on_location is not None:
             on_location(for_location, report.memory)
         members = self._members(measured)
         best = _best(members, search.score, self.averaged)

@@ -21,9 +21,12 @@ ROWS = (1000, 8192)
 """Rows on which all kinds are tried, and on which those that may be best are."""
 
 _TRIAL_PARTS = 3
+_TRIAL_STEPS = 45
 _LATE = 0.8  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
+_PROMISING = 1.03  # times its error, at rows of the first part: trees may well be better
 _HOPELESS = 1.25  # times that, at the rows of the first part: a trial ends there
+_NO_NEARER = 1.05  # the same, where more steps are of no use, or there are none
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
@@ -263,6 +266,11 @@ class TreeSearch:
         parts = max(1, -(-_RACED * PARTS // len(rows.x)))  # as many as hold out these rows
         return trees_bytes(len(rows.x), rows.widths, threads, min(parts, PARTS))
 
+    def promise(self, error: float) -> bool:
+        """Whether some kind does about as well as a ridge regression on rows of the first part."""
+        reached = self._first_errors(self._rows.threads, self._memory)
+        return any(one < _PROMISING * error for one in reached.values())
+
     def better(self, error: float, ridge: Callable[[TrainingRows], Array]) -> CrossFit | None:
         """The trees, or None.
 
@@ -316,12 +324,13 @@ class TreeSearch:
         """
         few, first = self._few, self._first_errors(threads, memory)
         far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
+        no_nearer = 1.0 + (_NO_NEARER - 1.0) * np.sqrt(ROWS[0] / len(few.x))
         left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
 
         def trial(kind: str) -> CrossFit:
             return self._trial(kind).whole(threads)
 
-        reached = {}
+        reached, far_of = {}, {}
         for kind in left:
             key = kind, len(few.x), True
             if ahead and memory.get(key) is None:
@@ -329,10 +338,11 @@ class TreeSearch:
             else:
                 found = recalled(memory, key, partial(trial, kind))
             reached[kind] = law_error(found.predicted, few.y, few.weights)
+            far_of[kind] = far if found.steps > _TRIAL_STEPS / 2 else far - _FAR + no_nearer
         if not ahead:
             self._trials.clear()
-        far *= min([error, *reached.values()])
-        return [kind for kind, one in reached.items() if one < far]
+        best = min([error, *reached.values()])
+        return [kind for kind, one in reached.items() if one < far_of[kind] * best]
 
     def _trial(self, kind: str) -> _Parts:
         return self._trials.setdefault(kind, _Parts(kind, self._few, quick=True))
