@@ -20,9 +20,10 @@ from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
-from cme_dask.estimators import residual, tuned
+from cme_dask.estimators import locating, residual, tuned
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
+from cme_dask.learning.trees import TreeSearch
 from cme_dask.metrics import crps
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics import location as locations
@@ -30,6 +31,7 @@ from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.location import RIDGES, fit_mean_function
 from cme_dask.numerics.moments import FeatureBlock, MomentReduction, strip_moments
 from cme_dask.numerics.problem import Regularization
+from cme_dask.numerics.trees import TreeMean
 from cme_dask.passes.driver import RunOptions
 from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.run import run_pass
@@ -379,6 +381,63 @@ def test_the_second_search_gives_the_same_bits_beside_the_solution_and_after_it(
     assert list(dict.fromkeys(events[0])) == list(dict.fromkeys(events[1]))
     counts = [each.count("search for kernels of residuals") for each in events]
     assert counts[0] == counts[1] > 1
+
+
+def jumping_rows(n=600):
+    """A location of trees."""
+    rng = np.random.default_rng(3)
+    x = rng.uniform(0.0, 1.0, size=(n, 4))
+    return x, 2.0 * (x[:, :1] > 0.3) + 0.1 * rng.normal(size=(n, 1))
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_second_search_gives_the_same_bits_beside_trials_of_trees(monkeypatch, trees):
+    """It is ended where trees are taken, and not begun where they promise to be."""
+    begun, begin = [], residual._SecondAhead.begin_early
+    monkeypatch.setattr(
+        residual._SecondAhead, "begin_early", lambda *of: begun.append(1) or begin(*of)
+    )
+    rows, fits = jumping_rows() if trees else smooth_rows(), []
+    tuning = Tuning(rows=500, max_rank=40, evaluations=0, trees=("shallow",))
+    for workers, promise in ((2, False), (2, True), (1, False)):
+        monkeypatch.setattr(TreeSearch, "promise", lambda *_, promise=promise: promise)
+        law = JointDistribution(tuning=tuning, residual=True)
+        fits.append(law.fit(*rows, workers=workers))
+    assert len(begun) == 2
+    assert isinstance(fits[0].model_.residual.location, TreeMean) == trees
+    first, *others = map(state_of, fits)
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_fit_with_a_checkpoint_begins_no_search_that_it_may_not_need(
+    monkeypatch, tmp_path, checkpoint
+):
+    """Searches have numbers there, by which another start finds them."""
+    steps, begin, fit = [], residual._SecondAhead._begin, residual._plain_fit
+    monkeypatch.setattr(
+        residual._SecondAhead, "_begin", lambda *of: steps.append("search") or begin(*of)
+    )
+    monkeypatch.setattr(residual, "_plain_fit", lambda *of: steps.append("fit") or fit(*of))
+    where = {"checkpoint": tmp_path / "run"} if checkpoint else {}
+    JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2, **where)
+    assert steps[:2] == (["fit", "search"] if checkpoint else ["search", "fit"])
+
+
+def test_a_ridge_regression_before_the_pass_is_that_of_its_moments(monkeypatch):
+    (x, y), fits, sets, summed = smooth_rows(), [], [], tuned.MomentSets
+    monkeypatch.setattr(tuned, "MomentSets", lambda each: sets.append(len(each)) or summed(each))
+    for rows in (len(x), len(x) - 1):
+        monkeypatch.setattr(locating, "_EARLY_ROWS", rows)
+        fits.append(JointDistribution(tuning=QUICK, max_rank=30).fit(x, y))
+    # Its moments are no part of the pass; the second pass has those of the residuals alone.
+    assert sets[0] == sets[2] - 1
+    assert sets[1] == sets[3]
+    one, two = (fit.model_.about["residual"] for fit in fits)
+    assert one["ridge"] == two["ridge"]
+    assert one["skill"] == pytest.approx(two["skill"], rel=1e-9)
+    means = [fit.conditional(x[:50]).mean() for fit in fits]
+    np.testing.assert_allclose(*means, rtol=1e-6, atol=1e-9)
 
 
 def test_an_error_in_the_solution_ends_the_search_beside_it():

@@ -1,6 +1,8 @@
 """Regression trees as locations: arrays beside scikit-learn, cross-fits by hand, the choice."""
 
+import threading
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -379,6 +381,77 @@ def test_hopeless_trials_end_with_their_first_part(monkeypatch):
     assert fits == [(kind, 1) for kind in ALL]
 
 
+def test_a_kind_that_no_step_brings_nearer_must_be_nearer_on_few_rows(monkeypatch):
+    given, found = training(*jump()), {}
+    monkeypatch.setattr(trees, "law_error", lambda predicted, *_: float(predicted[0, 0]))
+    monkeypatch.setattr(TreeSearch, "_first_errors", lambda *_: dict.fromkeys(ALL, 1.0))
+    monkeypatch.setattr(trees._Parts, "whole", lambda parts, _: found[parts.kind])
+    margin = 0.05 * np.sqrt(1000 / len(given.x))
+    for error, steps, near in (
+        (1.14, 45, True),
+        (1.16, 45, False),
+        (1.0 + margin - 0.01, 10, True),
+        (1.0 + margin + 0.01, 10, False),
+        (1.0 + margin + 0.01, 1, False),
+    ):
+        for kind in ALL:
+            far = error if kind == "boosting" else 2.0
+            found[kind] = trees.CrossFit(kind, (), np.full(given.y.shape, far), steps)
+        nearest = TreeSearch(given, ALL)._near(1.0, 1, trees.TrialsHere())
+        assert nearest == ["boosting"] * near
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_boosting_on_few_numbers_is_made_in_one_thread(monkeypatch, few):
+    """It holds the interpreter, and forests do not. On more numbers it has threads, too."""
+    given, running, most = replace(training(*jump()), threads=3), [], dict.fromkeys(ALL, 0)
+    met = threading.Barrier(3)
+
+    def counted(kind):
+        made = KINDS[kind]
+
+        class Counted(made):
+            def __init__(self, *options):
+                running.append(kind)
+                most[kind] = max(most[kind], running.count(kind))
+                with suppress(threading.BrokenBarrierError):
+                    if not few or kind == "forest":
+                        met.wait(10.0)
+                super().__init__(*options)
+                running.remove(kind)
+
+        return Counted
+
+    for kind in ALL:
+        monkeypatch.setitem(KINDS, kind, counted(kind))
+    monkeypatch.setattr(tree_fits, "_Forest", KINDS["forest"])
+    if not few:
+        monkeypatch.setattr(tree_fits, "_MANY_NUMBERS", 0)
+    for kind in ALL:
+        met.reset()
+        cross_fitted(kind, given, quick=True)  # three parts
+    boosted = 1 if few else 3
+    assert most == {"boosting": boosted, "shallow": boosted, "forest": 3}
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_kinds_that_hold_the_interpreter_share_a_thread(monkeypatch, few):
+    given, seen, met = training(*jump()), {}, threading.Barrier(2 if few else 3)
+    if not few:
+        monkeypatch.setattr(tree_fits, "_MANY_NUMBERS", 0)
+
+    def work(kind, inner):
+        seen[kind] = threading.get_ident(), inner
+        if not few or kind != "shallow":
+            met.wait(10.0)
+
+    TreeSearch._each(work, ALL, given, 6)
+    threads = {ident for ident, _ in seen.values()}
+    assert len(threads) == (2 if few else 3)
+    assert (seen["boosting"][0] == seen["shallow"][0]) == few
+    assert {inner for _, inner in seen.values()} == {3 if few else 2}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_first_part_without_the_rare_events_does_not_end_all_trials(seed):
     """Of few rows it may have all of them, or none, where y does not vary."""
@@ -391,6 +464,17 @@ def test_a_first_part_without_the_rare_events_does_not_end_all_trials(seed):
         search, memory = TreeSearch(rows, ALL), trees.TrialsHere()
         search._near(1.0, 1, memory)  # the error of a ridge that knows nothing
         assert any(quick is True for _, _, quick in memory)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_two_folds_are_tried_in_two_parts(threads):
+    x, y = jump()
+    given = training(x, y, n_folds=2)
+    memory = trees.TrialsHere()
+    assert TreeSearch(given, ALL)._near(1.0, threads, memory)
+    for kind in ALL:
+        alone = cross_fitted(kind, given, quick=True)
+        np.testing.assert_array_equal(memory[kind, len(x), True].predicted, alone.predicted)
 
 
 def test_folds_of_groups_leave_no_trees_out_by_their_first_part():

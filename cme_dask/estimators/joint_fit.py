@@ -187,7 +187,7 @@ class JointFit(MeanRegressor, GrowingEstimator):
                     "that, or leave the support out"
                 )
             context = replace(context, values=column_values(self.support, context))
-        if context.search is not None:
+        if context.search is not None and location is None:
             release_memory()
         return context
 

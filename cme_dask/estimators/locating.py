@@ -49,6 +49,7 @@ from cme_dask.passes.run import extent_of
 Array = Any
 
 _ROWS = 1 << 13  # of the row sample, for the ridge regression before the pass, and its pivots
+_EARLY_ROWS = 1 << 13  # of a table whose ridge regression is made before the pass, at most
 _LEAST_ROWS = 100  # that trees are learned on
 # A table of fewer rows learns the kernel on 850 of them: the time grows with the cube of the rows.
 _MANY, _OF_FEW = 1200, 850
@@ -158,7 +159,7 @@ def _searched(
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
     if mean is None:
         return context
-    if context.rows.complete and len(context.rows) <= _ROWS:
+    if context.rows.complete and len(context.rows) <= _EARLY_ROWS:
         context = replace(context, ridge=SampledRidge(context))
     trees = search.trees
     if ahead is not None and context.ridge is not None:
@@ -195,7 +196,7 @@ class SampledRidge:
     def __call__(self) -> FittedMeanFunction:
         """With the scale of its residuals."""
         first = self.first()
-        with _alone(self._locks[1]):
+        with _in_turn(self._locks[1]):
             if self._scaled is None:
                 assert self._moments is not None
                 self._scaled = with_scale(self._context, first, self._moments)
@@ -204,7 +205,7 @@ class SampledRidge:
 
     def first(self) -> FittedMeanFunction:
         """Without that scale."""
-        with _alone(self._locks[0]):
+        with _in_turn(self._locks[0]):
             if self._first is None:
                 spec = self._context.moments_of_mean()
                 assert spec is not None
@@ -214,7 +215,7 @@ class SampledRidge:
 
 
 @contextmanager
-def _alone(lock: Lock) -> Iterator[None]:
+def _in_turn(lock: Lock) -> Iterator[None]:
     """One thread at a time, with one BLAS thread; those that wait are not counted."""
     with waiting():
         lock.acquire()

@@ -165,17 +165,19 @@ def located_plan(
     screening = _screened(fit, context)
     seconds = time.perf_counter() - begin
     context = _of_pass(context, screening)
-    plan = planned(context)
     if screening is None:
-        # What the second search is made beside: the trials of trees, or the solution.
-        other = early[0] if early else (context, plan.memory)
-        beside = None if context.mean is None else _beside_solution(*other)
+        # The second search is made beside the trials of trees, and then the pass; or the solution.
+        beside = _beside_solution(*early[0]) if early else None
+        plan = planned(context) if beside is None else _planned_beside(fit, context, planned)
+        if not early and context.mean is not None:
+            beside = _beside_solution(context, plan.memory)
         if beside is None:
             return plan
         with suppress(ResourceError):
             memory = search_memory(beside, _quick(fit))
             plan = replace(plan, memory=plan.memory.or_tighter(memory))
         return plan
+    plan = planned(context)
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
     laws = laws_bytes(len(context.rows), fit.support_size)
@@ -188,6 +190,15 @@ def located_plan(
         screening_seconds=seconds,
         second=second,
     )
+
+
+def _planned_beside(
+    fit: JointFit, context: FitContext, planned: Callable[[FitContext], FitPlan]
+) -> FitPlan:
+    """The plan of the first pass beside the second search, or after it where both do not fit."""
+    with suppress(ResourceError):
+        return planned(_with_search(context, fit))
+    return planned(context)
 
 
 def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedFit | None]:
@@ -210,10 +221,10 @@ def _ridge_fit(
     screening = _screened(fit, context)
     context = _of_pass(context, screening)
     begin = None if screening is not None else partial(ahead.begin, context)
-    ahead.wait()
     if context.ridge is not None:
         _report(context, PIVOTS)  # those of the members may be there, too
-    context, result = with_values(context, _plain_fit(fit, context, begin))
+    result = ahead.beside(context, lambda each: _plain_fit(fit, each, begin))
+    context, result = with_values(context, result)
     auto, each = context.residual == "auto", averaged(context, result)
     if auto and not each[0][1].held_out_folds:
         return result, None
@@ -429,11 +440,23 @@ class _SecondAhead:
         residuals, over = found.residuals, self._over.is_set
         return _Second(found, _second_context(self._fit, context, residuals, over))
 
-    def wait(self) -> None:
-        """Until what has begun is done: a pass plans its memory without it."""
-        if self._begun is not None:
-            with waiting():
-                wait([self._begun])
+    def beside(self, context: FitContext, work: Callable[[FitContext], FitResult]) -> FitResult:
+        """Work whose plan of memory counts what has begun, or waits for it where both do not fit.
+
+        Parameters
+        ----------
+        context
+            Of the work.
+        work
+            Of a context.
+        """
+        if self._begun is None:
+            return work(context)
+        with suppress(ResourceError):
+            return work(_with_search(context, self._fit))
+        with waiting():
+            wait([self._begun])
+        return work(context)
 
     def result(self, context: FitContext) -> _Second | None:
         """The location and the second fit, or None if there are none."""
@@ -471,12 +494,20 @@ def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | No
         return None
     if context.search is not None:
         memory = memory.or_tighter(context.search.memory)
-    held = held_by_client(context)
-    try:
-        counted = context.executor.check_alone("the second search", 0, held, "").predicted
-    except ResourceError:
-        return None
-    return replace(context, held=context.held + max(memory.predicted - counted, 0))
+    with suppress(ResourceError):
+        return _holding(context, memory)
+    return None
+
+
+def _with_search(context: FitContext, fit: JointFit) -> FitContext:
+    """The context beside the second search."""
+    return _holding(context, search_memory(context, _quick(fit)))
+
+
+def _holding(context: FitContext, memory: MemoryPlan) -> FitContext:
+    """The context beside what takes so much memory; ResourceError if it leaves none."""
+    counted = context.executor.check_alone("the second search", 0, held_by_client(context), "")
+    return replace(context, held=context.held + max(memory.predicted - counted.predicted, 0))
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:

@@ -10,7 +10,15 @@ from threadpoolctl import ThreadpoolController
 
 from cme_dask.kernels.evaluator import beside, parallel_map
 from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsHere, recalled
-from cme_dask.learning.tree_fits import KINDS, PARTS, TrainingRows, growth_of, trees_bytes
+from cme_dask.learning.tree_fits import (
+    KINDS,
+    PARTS,
+    TRIAL_STEPS,
+    TrainingRows,
+    growth_of,
+    in_one_thread,
+    trees_bytes,
+)
 from cme_dask.numerics.learning_curve import scale_of_all
 from cme_dask.numerics.scoring import column_deviations, law_error, law_errors, mean_and_error
 from cme_dask.numerics.trees import TreeMean
@@ -21,12 +29,11 @@ ROWS = (1000, 8192)
 """Rows on which all kinds are tried, and on which those that may be best are."""
 
 _TRIAL_PARTS = 3
-_TRIAL_STEPS = 45
 _LATE = 0.8  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
-_PROMISING = 1.03  # times its error, at rows of the first part: trees may well be better
+_NO_NEARER = 1.05  # the same for 1,000 rows, where more steps are of no use, or there are none
 _HOPELESS = 1.25  # times that, at the rows of the first part: a trial ends there
-_NO_NEARER = 1.05  # the same, where more steps are of no use, or there are none
+_PROMISING = 1.03  # times the error of a ridge, at the same rows: trees may well be better
 _FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
@@ -98,6 +105,7 @@ class _Parts:
         def fitted(k: int) -> Any:
             return kind(rows, ~self._held(k), self._quick, self._steps)
 
+        threads = 1 if in_one_thread(self.kind, rows) else threads
         self._fits += _at_once(fitted, range(len(self._fits), count), threads)
         self._curve = self._losses(threads)
         while (more := self._more()) is not None:
@@ -193,7 +201,8 @@ def residual_scale(found: CrossFit, rows: TrainingRows) -> Array:
         def predicted(k: int) -> Array:
             return _fitted(found, rows, ~left_out[k])(rows.x[left_out[k]])
 
-        return _at_once(predicted, range(len(left_out)), rows.threads)
+        threads = 1 if in_one_thread(found.kind, rows) else rows.threads
+        return _at_once(predicted, range(len(left_out)), threads)
 
     groups = parts[rows.folds]
     return scale_of_all(rows.y, found.predicted, groups, rows.weights, refits, rows.units)
@@ -211,12 +220,13 @@ class TreeSearch:
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, as long
     as they are not hopeless on a third of these. Those that are not far behind are fitted to 8,192,
-    or to all rows where these are at most twice as many. The first parts of the folds, of 200 rows
-    or more, are fitted before the others, which follow two at a time, and kinds that are behind the
-    ridge regression or the best kind by a standard error on those so far are left out. Of the
-    others the best one is taken that is better than the ridge regression by 1 %, or by two standard
-    errors of the difference over units of rows, by this error or by the squared one, and not as
-    much worse by the other.
+    or to all rows where these are at most twice as many; those whose error falls no further with
+    more steps of boosting must be nearer. The first parts of the folds, of 200 rows or more, are
+    fitted before the others, which follow two at a time, and kinds that are behind the ridge
+    regression or the best kind by a standard error on those so far are left out. Of the others the
+    best one is taken that is better than the ridge regression by 1 %, or by two standard errors of
+    the difference over units of rows, by this error or by the squared one, and not as much worse by
+    the other.
 
     Parameters
     ----------
@@ -327,18 +337,23 @@ class TreeSearch:
         no_nearer = 1.0 + (_NO_NEARER - 1.0) * np.sqrt(ROWS[0] / len(few.x))
         left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
 
-        def trial(kind: str) -> CrossFit:
-            return self._trial(kind).whole(threads)
+        def key(kind: str) -> tuple[Any, ...]:
+            return kind, len(few.x), True
 
+        def trial(kind: str, inner: int) -> None:
+            if memory.get(key(kind)) is None:
+                parts = self._trial(kind)
+                parts.fit(parts.count, inner)
+
+        if threads > 1:
+            self._each(trial, left, few, threads)
         reached, far_of = {}, {}
         for kind in left:
-            key = kind, len(few.x), True
-            if ahead and memory.get(key) is None:
-                found = trial(kind)
-            else:
-                found = recalled(memory, key, partial(trial, kind))
+            whole = partial(self._trial(kind).whole, threads)
+            new = ahead and memory.get(key(kind)) is None
+            found = whole() if new else recalled(memory, key(kind), whole)
             reached[kind] = law_error(found.predicted, few.y, few.weights)
-            far_of[kind] = far if found.steps > _TRIAL_STEPS / 2 else far - _FAR + no_nearer
+            far_of[kind] = far if found.steps > TRIAL_STEPS / 2 else far - _FAR + no_nearer
         if not ahead:
             self._trials.clear()
         best = min([error, *reached.values()])
@@ -365,19 +380,20 @@ class TreeSearch:
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), "first"
 
-        def begun(kind: str) -> _Parts:
-            trial = self._trial(kind)
-            trial.fit(1, 1)
-            return trial
+        def begun(kind: str, _: int) -> None:
+            if memory.get(key(kind)) is None:
+                self._trial(kind).fit(1, 1)
 
         def first_error(kind: str) -> float:
-            held, predicted = begun(kind).held_out()
+            trial = self._trial(kind)
+            trial.fit(1, 1)
+            held, predicted = trial.held_out()
             # Rows of the part may have the rare events, or none of them.
             every = few.y, few.weights
             return law_error(predicted[held], few.y[held], few.weights[held], every)
 
         if threads > 1:
-            parallel_map(begun, [k for k in self._kinds if memory.get(key(k)) is None], threads)
+            self._each(begun, self._kinds, few, threads)
         return {
             kind: recalled(memory, key(kind), partial(first_error, kind)) for kind in self._kinds
         }
@@ -390,14 +406,31 @@ class TreeSearch:
         over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Fit the parts of a round for these kinds, or for some if it is over before."""
-        inner = max(1, threads // len(kinds))
 
-        def fit(k: int) -> None:
+        def fit(kind: str, inner: int) -> None:
             if not over():
-                parts = self._parts.setdefault(kinds[k], _Parts(kinds[k], self._many))
+                parts = self._parts.setdefault(kind, _Parts(kind, self._many))
                 parts.fit(parts.rounds[number], inner)
 
-        _at_once(fit, range(len(kinds)), threads)
+        self._each(fit, kinds, self._many, threads)
+
+    @staticmethod
+    def _each(
+        work: Callable[[str, int], None], kinds: Sequence[str], rows: TrainingRows, threads: int
+    ) -> None:
+        """Do some work for each kind in threads, whose number it is given.
+
+        Kinds that take less time in one thread have one together, beside the others.
+        """
+        together = [kind for kind in kinds if in_one_thread(kind, rows)]
+        groups = [together] if together else []
+        groups += [[kind] for kind in kinds if kind not in together]
+
+        def of_group(k: int) -> None:
+            for kind in groups[k]:
+                work(kind, max(1, threads // len(groups)))
+
+        _at_once(of_group, range(len(groups)), threads)
 
     def _raced(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
         """The kinds that are not clearly behind another location, nor behind the best of them."""
