@@ -12,6 +12,7 @@ CASE_NAMES = (
     "sparse",
     "ingest",
     "tuning",
+    "small",
     "coverage",
     "queries",
     "cluster",

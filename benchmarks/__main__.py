@@ -89,6 +89,7 @@ def bench(
     given ridge), sweep (one parameter changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a
     CSV file into a store, and pyarrow's read of it), tuning (a fit that learns its kernels),
+    small (fits without arguments of tables of 1,000 and 10,000 rows),
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved
     model's expectations and quantiles), cluster (workers beside threads, beside independent
     processes, and on a slow network), large (rows 20 times larger than the memory of the workers),

@@ -28,6 +28,7 @@ from benchmarks.peers import NOT_INSTALLED, ConditionalMean, Fmca, Reference, fm
 from benchmarks.programs import CLOSED, SolveCoupling, SolveProgram
 from benchmarks.queries import queries_case
 from benchmarks.sizing import sizing_case
+from benchmarks.small import small_case
 from benchmarks.sparse import CLARABEL, OURS, SolveSparse
 from cme_dask import kernels
 from cme_dask.data.generate import write_normal3
@@ -367,6 +368,7 @@ CASES: dict[str, Callable[[Bench, Size], None]] = dict(
             sparse_case,
             ingest_case,
             tuning_case,
+            small_case,
             coverage_case,
             queries_case,
             cluster_case,
@@ -392,6 +394,7 @@ QUICK = {
     "sparse": Size(1000, ranks=(20, 40)),
     "ingest": Size(10**6),
     "tuning": Size(2 * 10**5),
+    "small": Size(1000),
     "coverage": Size(1000),
     "queries": Size(10**5, ranks=(100,)),
     "cluster": Size(10**6, ranks=(100,)),
@@ -415,6 +418,7 @@ FULL = {
     "sparse": Size(1000, ranks=(20, 40)),
     "ingest": Size(32 * 10**6),
     "tuning": Size(10**7),
+    "small": Size(1000),
     "coverage": Size(5000),
     "queries": Size(10**6, ranks=(100, 300)),
     "cluster": Size(10**7, ranks=(100,)),

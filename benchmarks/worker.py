@@ -36,6 +36,7 @@ JOBS = {
     "BoostingFit": "benchmarks.classes",
     "MulticlassFit": "benchmarks.classes",
     "Coverage": "benchmarks.coverage",
+    "SmallFit": "benchmarks.small",
     "ShapeFit": "benchmarks.memory",
     "SolveCoupling": "benchmarks.programs",
     "SolveProgram": "benchmarks.programs",

@@ -15,7 +15,18 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import chi2_contingency
 
-from benchmarks import cases, classes, device, machine, measure, memory, queries, report, run
+from benchmarks import (
+    cases,
+    classes,
+    device,
+    machine,
+    measure,
+    memory,
+    queries,
+    report,
+    run,
+    small,
+)
 from benchmarks.__main__ import cli
 from benchmarks.fits import (
     Bare,
@@ -277,6 +288,7 @@ SMALL = {
     "sweep": Size(3000, ranks=(20,)),
     "ingest": Size(3000),
     "tuning": Size(1500),
+    "small": Size(1000),
     "queries": Size(1000, ranks=(20,)),
     "multiclass": Size(2000),
     "memory": Size(10**8),
@@ -355,8 +367,10 @@ def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, 
     monkeypatch.setattr(queries, "DEFAULT_ROWS", (200,))
     monkeypatch.setattr(memory, "SHAPES", {"one": memory.Shape(2000, (2, 1), rank=20, scale=0.3)})
     monkeypatch.setattr(memory, "LIMITED", ())
+    monkeypatch.setattr(small, "LAWS", {"line": small.LAWS["line"]})
+    monkeypatch.setattr(small, "_MORE", 1)
     out = tmp_path / "out"
-    repeats = 1 if case in ("tuning", "multiclass", "memory") else 2
+    repeats = 1 if case in ("tuning", "small", "multiclass", "memory") else 2
     args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)
     code, stdout, err = command(*args, "--json")
     assert code == 0, err
