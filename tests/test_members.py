@@ -195,7 +195,7 @@ def test_a_plan_counts_the_seconds_of_these_bases(monkeypatch):
     assert plan.pivot_seconds >= 0.1  # of x and of y
 
 
-def test_bases_that_do_not_fit_beside_a_search_are_made_after_it(monkeypatch):
+def test_bases_that_do_not_fit_beside_that_search_are_made_after_it(monkeypatch):
     tried, of_each = [], FitContext.bases_of_each
 
     def refused(context, kernels):
@@ -208,5 +208,5 @@ def test_bases_that_do_not_fit_beside_a_search_are_made_after_it(monkeypatch):
     monkeypatch.setattr(FitContext, "bases_of_each", refused)
     fit = JointDistribution(tuning=tuning, random_state=0)
     fit.fit(*rows(400), scheduler="threads", workers=2)
-    assert len(tried) == 2  # beside that for a location, and beside that for residuals
+    assert len(tried) == 1
     assert len(fit.members_) > 0

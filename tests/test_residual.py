@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -22,6 +23,7 @@ from cme_dask.data.model_file import ModelState
 from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
 from cme_dask.estimators import locating, residual, tuned
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
+from cme_dask.learning.candidates import Over
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
 from cme_dask.learning.trees import TreeSearch
 from cme_dask.metrics import crps
@@ -372,7 +374,7 @@ def test_the_second_search_gives_the_same_bits_beside_the_solution_and_after_it(
         fits.append(law.fit(*smooth_rows(), workers=workers, progress=progress))
         events.append(reported)
         assert threads == {threading.main_thread()}
-    monkeypatch.setattr(residual, "_beside_solution", lambda *_: None)
+    monkeypatch.setattr(residual, "_beside", lambda *_: None)
     fits.append(JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2))
     assert len(begun) == 1
     assert fits[0].model_.residual is not None
@@ -390,23 +392,58 @@ def jumping_rows(n=600):
     return x, 2.0 * (x[:, :1] > 0.3) + 0.1 * rng.normal(size=(n, 1))
 
 
+WITH_TREES = Tuning(rows=500, max_rank=40, evaluations=0, trees=("shallow",))
+
+
+def outlook(monkeypatch, promising=False):
+    """Trees are compared, whether they promise to be better or not."""
+    monkeypatch.setattr(TreeSearch, "outlook", lambda *_: (True, promising))
+
+
 @pytest.mark.parametrize("trees", [False, True])
 def test_the_second_search_gives_the_same_bits_beside_trials_of_trees(monkeypatch, trees):
-    """It is ended where trees are taken, and not begun where they promise to be."""
-    begun, begin = [], residual._SecondAhead.begin_early
-    monkeypatch.setattr(
-        residual._SecondAhead, "begin_early", lambda *of: begun.append(1) or begin(*of)
-    )
+    """Trees that promise to be better are waited for."""
+    begun, make = [], residual._SecondAhead._make
+    monkeypatch.setattr(residual._SecondAhead, "_make", lambda *of: begun.append(1) or make(*of))
     rows, fits = jumping_rows() if trees else smooth_rows(), []
-    tuning = Tuning(rows=500, max_rank=40, evaluations=0, trees=("shallow",))
-    for workers, promise in ((2, False), (2, True), (1, False)):
-        monkeypatch.setattr(TreeSearch, "promise", lambda *_, promise=promise: promise)
-        law = JointDistribution(tuning=tuning, residual=True)
+    for workers, promising, early in ((2, False, True), (2, True, False), (1, False, False)):
+        outlook(monkeypatch, promising)
+        begun.clear()
+        law = JointDistribution(tuning=WITH_TREES, residual=True)
         fits.append(law.fit(*rows, workers=workers))
-    assert len(begun) == 2
+        assert len(begun) == (workers == 2 and (early or not trees))
     assert isinstance(fits[0].model_.residual.location, TreeMean) == trees
     first, *others = map(state_of, fits)
     assert all(other == first for other in others)
+
+
+def test_the_second_search_ends_where_trees_are_taken(monkeypatch):
+    begun, ended, before = threading.Event(), [], set(threading.enumerate())
+    search, better = residual._second_context, TreeSearch.better
+
+    def endless(fit, context, residuals, over=None):
+        if over is None:
+            return search(fit, context, residuals)
+        begun.set()
+        for _ in range(3000):
+            if over():
+                ended.append(threading.current_thread())
+                raise Over
+            time.sleep(0.01)
+        return None
+
+    def later(*of):
+        assert begun.wait(30.0)
+        return better(*of)
+
+    outlook(monkeypatch)
+    monkeypatch.setattr(residual, "_second_context", endless)
+    monkeypatch.setattr(TreeSearch, "better", later)
+    law = JointDistribution(tuning=WITH_TREES, residual=True).fit(*jumping_rows(), workers=2)
+    assert len(ended) == 1
+    assert ended[0] is not threading.main_thread()
+    assert isinstance(law.model_.residual.location, TreeMean)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -414,22 +451,24 @@ def test_a_fit_with_a_checkpoint_begins_no_search_that_it_may_not_need(
     monkeypatch, tmp_path, checkpoint
 ):
     """Searches have numbers there, by which another start finds them."""
-    steps, begin, fit = [], residual._SecondAhead._begin, residual._plain_fit
+    steps, make, fit = [], residual._SecondAhead._make, residual._plain_fit
+    outlook(monkeypatch)
     monkeypatch.setattr(
-        residual._SecondAhead, "_begin", lambda *of: steps.append("search") or begin(*of)
+        residual._SecondAhead, "_make", lambda *of: steps.append("search") or make(*of)
     )
     monkeypatch.setattr(residual, "_plain_fit", lambda *of: steps.append("fit") or fit(*of))
     where = {"checkpoint": tmp_path / "run"} if checkpoint else {}
-    JointDistribution(tuning=QUICK, max_rank=30).fit(*smooth_rows(), workers=2, **where)
+    JointDistribution(tuning=WITH_TREES, max_rank=30).fit(*smooth_rows(), workers=2, **where)
     assert steps[:2] == (["fit", "search"] if checkpoint else ["search", "fit"])
 
 
 def test_a_ridge_regression_before_the_pass_is_that_of_its_moments(monkeypatch):
     (x, y), fits, sets, summed = smooth_rows(), [], [], tuned.MomentSets
+    outlook(monkeypatch)
     monkeypatch.setattr(tuned, "MomentSets", lambda each: sets.append(len(each)) or summed(each))
     for rows in (len(x), len(x) - 1):
         monkeypatch.setattr(locating, "_EARLY_ROWS", rows)
-        fits.append(JointDistribution(tuning=QUICK, max_rank=30).fit(x, y))
+        fits.append(JointDistribution(tuning=WITH_TREES, max_rank=30).fit(x, y))
     # Its moments are no part of the pass; the second pass has those of the residuals alone.
     assert sets[0] == sets[2] - 1
     assert sets[1] == sets[3]
@@ -438,6 +477,14 @@ def test_a_ridge_regression_before_the_pass_is_that_of_its_moments(monkeypatch):
     assert one["skill"] == pytest.approx(two["skill"], rel=1e-9)
     means = [fit.conditional(x[:50]).mean() for fit in fits]
     np.testing.assert_allclose(*means, rtol=1e-6, atol=1e-9)
+
+
+def test_the_plan_of_a_fit_counts_a_second_search_beside_trees(monkeypatch):
+    outlook(monkeypatch)
+    tuning = Tuning(rows=500, evaluations=0, trees=("shallow",))
+    law, rows = JointDistribution(tuning=tuning, max_rank=30), smooth_rows()
+    plan = law.plan(*rows, workers=2)
+    assert plan.memory.predicted == law.fit(*rows, workers=2).report_.memory.predicted
 
 
 def test_an_error_in_the_solution_ends_the_search_beside_it():

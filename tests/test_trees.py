@@ -381,30 +381,44 @@ def test_hopeless_trials_end_with_their_first_part(monkeypatch):
     assert fits == [(kind, 1) for kind in ALL]
 
 
-def test_a_kind_that_no_step_brings_nearer_must_be_nearer_on_few_rows(monkeypatch):
-    given, found = training(*jump()), {}
+@pytest.mark.parametrize("n", [100, 600, 1500])
+def test_kinds_that_more_trees_bring_little_nearer_must_be_nearer(monkeypatch, n):
+    """Where the trial sees all rows; not where there are more of them."""
+    given, found = training(*jump(n)), {}
     monkeypatch.setattr(trees, "law_error", lambda predicted, *_: float(predicted[0, 0]))
     monkeypatch.setattr(TreeSearch, "_first_errors", lambda *_: dict.fromkeys(ALL, 1.0))
     monkeypatch.setattr(trees._Parts, "whole", lambda parts, _: found[parts.kind])
-    margin = 0.05 * np.sqrt(1000 / len(given.x))
-    for error, steps, near in (
-        (1.14, 45, True),
-        (1.16, 45, False),
-        (1.0 + margin - 0.01, 10, True),
-        (1.0 + margin + 0.01, 10, False),
-        (1.0 + margin + 0.01, 1, False),
-    ):
-        for kind in ALL:
-            far = error if kind == "boosting" else 2.0
-            found[kind] = trees.CrossFit(kind, (), np.full(given.y.shape, far), steps)
-        nearest = TreeSearch(given, ALL)._near(1.0, 1, trees.TrialsHere())
-        assert nearest == ["boosting"] * near
+    far, scale = 0.15, np.sqrt(1000 / n)
+    still, forest = min(far, 0.05 * scale), min(far, 0.1 * scale)
+    if n > 1000:
+        far = still = forest = 0.15 + 0.05 * np.log2(1.5)
+    limits = [("boosting", 45, far), ("boosting", 10, still), ("forest", 1, forest)]
+    for kind, steps, limit in limits:
+        for error in (0.99 + limit, 1.01 + limit):
+            for each in ALL:
+                tried = np.full(given.y.shape, error if each == kind else 2.0)
+                found[each] = trees.CrossFit(each, (), tried, steps)
+            near = TreeSearch(given, ALL)._near(1.0, 1, trees.TrialsHere())
+            assert near == ([kind] if error < 1.0 + limit else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(0.01, (False, False)), (0.8, (True, False)), (1.0, (True, True))],
+)
+def test_first_parts_tell_whether_trees_are_compared_and_promise_to_be_better(
+    monkeypatch, error, expected
+):
+    monkeypatch.setattr(TreeSearch, "_first_errors", lambda *_: {"boosting": 1.0, "forest": 1.2})
+    assert TreeSearch(training(*jump()), ALL).outlook(error) == expected
+    monkeypatch.setattr(TreeSearch, "_first_errors", lambda *_: {})
+    assert TreeSearch(training(*jump()), ALL).outlook(error) == (False, False)
 
 
 @pytest.mark.parametrize("few", [True, False])
 def test_boosting_on_few_numbers_is_made_in_one_thread(monkeypatch, few):
     """It holds the interpreter, and forests do not. On more numbers it has threads, too."""
-    given, running, most = replace(training(*jump()), threads=3), [], dict.fromkeys(ALL, 0)
+    given, seen = replace(training(*jump()), threads=3), {kind: set() for kind in ALL}
     met = threading.Barrier(3)
 
     def counted(kind):
@@ -412,13 +426,11 @@ def test_boosting_on_few_numbers_is_made_in_one_thread(monkeypatch, few):
 
         class Counted(made):
             def __init__(self, *options):
-                running.append(kind)
-                most[kind] = max(most[kind], running.count(kind))
+                seen[kind].add(threading.get_ident())
                 with suppress(threading.BrokenBarrierError):
                     if not few or kind == "forest":
                         met.wait(10.0)
                 super().__init__(*options)
-                running.remove(kind)
 
         return Counted
 
@@ -431,7 +443,7 @@ def test_boosting_on_few_numbers_is_made_in_one_thread(monkeypatch, few):
         met.reset()
         cross_fitted(kind, given, quick=True)  # three parts
     boosted = 1 if few else 3
-    assert most == {"boosting": boosted, "shallow": boosted, "forest": 3}
+    assert [len(seen[kind]) for kind in ALL] == [boosted, boosted, 3]
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -440,16 +452,14 @@ def test_kinds_that_hold_the_interpreter_share_a_thread(monkeypatch, few):
     if not few:
         monkeypatch.setattr(tree_fits, "_MANY_NUMBERS", 0)
 
-    def work(kind, inner):
-        seen[kind] = threading.get_ident(), inner
+    def work(kind):
+        seen[kind] = threading.get_ident()
         if not few or kind != "shallow":
             met.wait(10.0)
 
     TreeSearch._each(work, ALL, given, 6)
-    threads = {ident for ident, _ in seen.values()}
-    assert len(threads) == (2 if few else 3)
-    assert (seen["boosting"][0] == seen["shallow"][0]) == few
-    assert {inner for _, inner in seen.values()} == {3 if few else 2}
+    assert len(set(seen.values())) == (2 if few else 3)
+    assert (seen["boosting"] == seen["shallow"]) == few
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from cme_dask.numerics.cholesky import (
     sampled_cholesky,
 )
 from cme_dask.numerics.folds import RowSample
-from cme_dask.numerics.location import FittedMeanFunction, Residuals
+from cme_dask.numerics.location import Residuals
 from cme_dask.numerics.moments import FeatureBlock, Function, MomentReduction, moment_cost
 from cme_dask.numerics.reduction import Cost, MemoryPlan, RowRange
 from cme_dask.numerics.rounds import Greedy, PivotState, Random, Rule
@@ -47,6 +47,9 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
 from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
+
+if TYPE_CHECKING:
+    from cme_dask.estimators.locating import EarlyRidge, LocationSearch
 
 log = logging.getLogger("cme_dask.run")
 
@@ -350,16 +353,6 @@ def warn_of_length(kernel: Kernel, points: Array, name: str) -> bool:
 # The context
 
 
-class EarlyRidge(Protocol):
-    """A ridge regression that is made before the pass, by the thread that needs it first."""
-
-    def __call__(self) -> FittedMeanFunction:
-        """With the scale of its residuals."""
-
-    def first(self) -> FittedMeanFunction:
-        """Without that scale."""
-
-
 class GivenLocation(NamedTuple):
     """A location that is known before the pass: one that the user gave, or trees.
 
@@ -421,8 +414,9 @@ class FitContext:
     mean
         The kernel of x that was learned for the location, if one was.
     locating
-        The search for the location, which may have begun; None when that is done or none is made.
-    ridge
+        The search for the location, which may have begun; None once it is done, or if there is
+        none.
+    early_ridge
         The ridge regression on that kernel, where it is made before the pass.
     given
         A location that is known before the pass, or None.
@@ -458,8 +452,8 @@ class FitContext:
     residual: str | bool = False
     scores: Transform | None = None
     mean: MeanKernel | None = None
-    locating: Any = None
-    ridge: EarlyRidge | None = None
+    locating: "LocationSearch | None" = None
+    early_ridge: "EarlyRidge | None" = None
     calibration: str | bool = False
     conformal: str | bool = False
     given: GivenLocation | None = None
@@ -563,7 +557,7 @@ class FitContext:
         None where there is no such kernel, or the location is made before the pass.
         Of y only the functions are needed, so that one pivot is enough.
         """
-        if self.mean is None or self.ridge is not None:
+        if self.mean is None or self.early_ridge is not None:
             return None
         with one_blas_thread():
             pivots = self.pivots[0]

@@ -520,7 +520,7 @@ class JointDistribution(JointFit):
 
     def _run(self, context: FitContext, sample: Sample) -> tuple[Measured, dict[str, Any]]:
         if context.residual:
-            result, located = located_fit(self, context)
+            context, result, located = located_fit(self, context)
         else:
             result = self._result(context, None if context.averages else self._measure(context))
             located = None

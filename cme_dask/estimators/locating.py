@@ -104,7 +104,7 @@ class LocationSearch:
         return of_mean + (0 if self.trees is None else self.trees.ahead_bytes(threads))
 
     def mean(self, scores: Transform | None) -> MeanKernel | None:
-        """The kernel for y or for normal scores of it, see :func:`search_location`."""
+        """The kernel for y or for normal scores of it, see :func:`with_location`."""
         if self._begun is not None and scores is None:
             return self._begun
         with beside(self._begin_trees) if self._threads else nullcontext():
@@ -120,7 +120,7 @@ class LocationSearch:
 
 
 Ahead = Callable[[FitContext, MemoryPlan], None]
-"""Begins what needs the ridge regression alone, beside what takes so much memory."""
+"""Begins the second search, beside trials of trees with this plan of memory."""
 
 
 def with_location(context: FitContext, ahead: Ahead | None = None) -> FitContext:
@@ -131,8 +131,7 @@ def with_location(context: FitContext, ahead: Ahead | None = None) -> FitContext
     context
         With the search for the other kernels.
     ahead
-        Called before trees are tried, if the ridge regression is made before the pass and trees do
-        not seem to do as well.
+        Called before trees are compared with a ridge regression that seems to be better.
     """
     search = context.locating
     if search is not None:
@@ -159,26 +158,30 @@ def _searched(
     context = replace(context, mean=mean, scores=None if mean is None else mean.transform)
     if mean is None:
         return context
-    if context.rows.complete and len(context.rows) <= _EARLY_ROWS:
-        context = replace(context, ridge=SampledRidge(context))
-    trees = search.trees
-    if ahead is not None and context.ridge is not None:
-        memory = context.search.memory if trees is None else _memory_of_trees(context)
-        if trees is None or not trees.promise(mean.law_error):
-            ahead(measuring_scores(context), memory)
+    trees, memory = search.trees, context.search.memory
     if trees is None:
         return context
+    needed = _memory_of_trees(context)
+    context = replace(context, search=replace(context.search, memory=memory.or_tighter(needed)))
+    compared, promising = trees.outlook(mean.law_error)
+    few = context.rows.complete and len(context.rows) <= _EARLY_ROWS
+    if few and compared and context.averages and (context.location_rank or 0) <= MAX_RANK:
+        context = replace(context, early_ridge=EarlyRidge(context))
+        if ahead is not None and not promising:
+            ahead(measuring_scores(context), needed)
     ridge = partial(_ridge_predictions, context)
-    context, found = _better_trees(context, trees, mean.law_error, ridge)
-    if found is None:
-        return context
-    return replace(context, given=found, mean=None, scores=None, ridge=None)
+    found = _better_trees(context, trees, mean.law_error, ridge)
+    if found is not None:
+        return replace(context, given=found, mean=None, scores=None, early_ridge=None)
+    if context.early_ridge is not None:
+        context.early_ridge()  # its moments are not held through the pass
+    return context
 
 
-class SampledRidge:
+class EarlyRidge:
     """The ridge regression on a row sample that holds all rows, made before the pass.
 
-    Each part of it is made once, by the thread that needs it first.
+    Each part is made once, by the first thread that needs it.
 
     Parameters
     ----------
@@ -216,7 +219,7 @@ class SampledRidge:
 
 @contextmanager
 def _in_turn(lock: Lock) -> Iterator[None]:
-    """One thread at a time, with one BLAS thread; those that wait are not counted."""
+    """One thread at a time, with one BLAS thread; waiting threads are not counted."""
     with waiting():
         lock.acquire()
     try:
@@ -279,12 +282,12 @@ def join_location(context: FitContext, search: LocationSearch) -> FitContext:
 
 
 def _known_location(context: FitContext) -> GivenLocation | None:
-    """The location of :func:`search_location`; a ridge regression is that of the row sample."""
+    """The location that was found; a ridge regression is that of the row sample."""
     if context.given is not None or context.mean is None:
         return context.given
     begin = time.perf_counter()
-    if context.ridge is not None:
-        ridge = context.ridge().residuals
+    if context.early_ridge is not None:
+        ridge = context.early_ridge().residuals
     else:
         sampled = sampled_moments(measuring_scores(context))
         if len(sampled[1].held_out_folds) < 2:
@@ -336,8 +339,8 @@ def _better_trees(
     search: TreeSearch,
     error: float,
     other: Callable[[TrainingRows], Array],
-) -> tuple[FitContext, GivenLocation | None]:
-    """The trees, if they predict better than another location, and the context with their memory.
+) -> GivenLocation | None:
+    """The trees, if they predict better than another location.
 
     Parameters
     ----------
@@ -348,23 +351,21 @@ def _better_trees(
     error, other
         Of the other location, as of :meth:`TreeSearch.better`.
     """
-    memory = context.search.memory.or_tighter(_memory_of_trees(context))
-    context = replace(context, search=replace(context.search, memory=memory))
     begin = time.perf_counter()
     found = search.better(error, other)
     if found is None:
-        return context, None
+        return None
     whole, scale = search.whole(found), search.scale(found)
     digest = digest_of([found.predicted, whole(context.rows.parts[0][:_ROWS])])
     residuals = RegressorResiduals(whole, found.each, digest, scale=scale)
     seconds = time.perf_counter() - begin
-    return context, GivenLocation(residuals, KINDS[found.kind].words, seconds, auto=True)
+    return GivenLocation(residuals, KINDS[found.kind].words, seconds, auto=True)
 
 
 def _ridge_predictions(context: FitContext, rows: TrainingRows) -> Array:
     """What the ridge regression predicts at these rows, those of other folds."""
-    if context.ridge is not None:
-        residuals = context.ridge.first().residuals
+    if context.early_ridge is not None:
+        residuals = context.early_ridge.first().residuals
     else:
         measured = measuring_scores(context)
         with one_blas_thread():

@@ -63,7 +63,7 @@ from cme_dask.estimators.tuned import (
 )
 from cme_dask.kernels import Transform
 from cme_dask.kernels.evaluator import one_blas_thread, parallel_map, waiting, working
-from cme_dask.learning.candidates import Tuning
+from cme_dask.learning.candidates import Over, Tuning
 from cme_dask.learning.losses import (
     Gain,
     HeldLaws,
@@ -142,7 +142,7 @@ def _screened(fit: JointFit, context: FitContext) -> Screening | None:
 def _of_pass(context: FitContext, screening: Screening | None) -> FitContext:
     """The context of the first pass, which makes moments for a location only if one is tried."""
     left_out = screening is not None and screening.second is None
-    return replace(context, mean=None) if left_out else context
+    return replace(context, mean=None, early_ridge=None) if left_out else context
 
 
 def located_plan(
@@ -165,19 +165,17 @@ def located_plan(
     screening = _screened(fit, context)
     seconds = time.perf_counter() - begin
     context = _of_pass(context, screening)
+    plan = planned(context)
     if screening is None:
-        # The second search is made beside the trials of trees, and then the pass; or the solution.
-        beside = _beside_solution(*early[0]) if early else None
-        plan = planned(context) if beside is None else _planned_beside(fit, context, planned)
-        if not early and context.mean is not None:
-            beside = _beside_solution(context, plan.memory)
-        if beside is None:
+        # The second search is made beside the trials of trees, or else beside the solution.
+        other = early[0] if early else (context, plan.memory)
+        alone = None if context.mean is None else _beside(*other)
+        if alone is None:
             return plan
         with suppress(ResourceError):
-            memory = search_memory(beside, _quick(fit))
+            memory = search_memory(alone, _quick(fit))
             plan = replace(plan, memory=plan.memory.or_tighter(memory))
         return plan
-    plan = planned(context)
     if screening.second is None:
         return replace(plan, residual=False, screening_seconds=seconds)
     laws = laws_bytes(len(context.rows), fit.support_size)
@@ -192,26 +190,19 @@ def located_plan(
     )
 
 
-def _planned_beside(
-    fit: JointFit, context: FitContext, planned: Callable[[FitContext], FitPlan]
-) -> FitPlan:
-    """The plan of the first pass beside the second search, or after it where both do not fit."""
-    with suppress(ResourceError):
-        return planned(_with_search(context, fit))
-    return planned(context)
+def located_fit(
+    fit: JointFit, context: FitContext
+) -> tuple[FitContext, FitResult, LocatedFit | None]:
+    """The context with its location, and the result of a fit.
 
-
-def located_fit(fit: JointFit, context: FitContext) -> tuple[FitResult, LocatedFit | None]:
-    """The result of a fit, with a location model if that pays, and what that was made of.
-
-    One more pass is made, unless the location explains nothing or the row sample advises against
-    it.
+    The result has a location model if that pays; what that was made of comes last. One more pass is
+    made, unless the location explains nothing or the row sample advises against it.
     """
     with _SecondAhead(fit) as ahead:
         context = with_location(context, ahead.begin_early)
         if context.given is None:
-            return _ridge_fit(fit, context, ahead)
-    return _given_fit(fit, context, context.given)
+            return context, *_ridge_fit(fit, context, ahead)
+    return context, *_given_fit(fit, context, context.given)
 
 
 def _ridge_fit(
@@ -221,10 +212,10 @@ def _ridge_fit(
     screening = _screened(fit, context)
     context = _of_pass(context, screening)
     begin = None if screening is not None else partial(ahead.begin, context)
-    if context.ridge is not None:
-        _report(context, PIVOTS)  # those of the members may be there, too
-    result = ahead.beside(context, lambda each: _plain_fit(fit, each, begin))
-    context, result = with_values(context, result)
+    ahead.wait()
+    if context.early_ridge is not None:
+        _report(context, PIVOTS)  # all bases may be there, so that nothing else reports this step
+    context, result = with_values(context, _plain_fit(fit, context, begin))
     auto, each = context.residual == "auto", averaged(context, result)
     if auto and not each[0][1].held_out_folds:
         return result, None
@@ -235,8 +226,8 @@ def _ridge_fit(
     made = ahead.result(context)
     if made is not None:
         location = made.location
-    elif context.ridge is not None:
-        location = context.ridge()
+    elif context.early_ridge is not None:
+        location = context.early_ridge()
     else:
         of_members = [(sides, moments) for sides, moments, _, _ in each]
         location = _scaled_location(context, result.for_location or of_members)
@@ -257,7 +248,7 @@ def _ridge_fit(
     located, gain, values = _decided(context, result, second, of_residuals, location.residuals)
     metadata |= {"kept": gain.gain > 0.0 or not auto, "decided": "all rows", **_figures(gain)}
     passes = result.measured.passes + of_residuals.measured.passes
-    return _with_location(result.described(support=values), located, metadata, passes)
+    return _with_located_model(result.described(support=values), located, metadata, passes)
 
 
 @one_blas_thread()
@@ -337,7 +328,7 @@ def _given_fit(
         **_figures(gain),
     }
     result = result.described(support=values)
-    return _with_location(result, located, metadata, result.measured.passes)
+    return _with_located_model(result, located, metadata, result.measured.passes)
 
 
 def with_values(context: FitContext, result: FitResult) -> tuple[FitContext, FitResult]:
@@ -356,7 +347,7 @@ def with_values(context: FitContext, result: FitResult) -> tuple[FitContext, Fit
     return replace(context, values=values), result.described(support=described)
 
 
-def _with_location(
+def _with_located_model(
     result: FitResult, located: LocatedFit, metadata: dict[str, Any], passes: int
 ) -> tuple[FitResult, LocatedFit | None]:
     """The result with its decision on a location model, and the model if it is kept."""
@@ -390,12 +381,12 @@ class _Second(NamedTuple):
 
 
 class _SecondAhead:
-    """The location and the second search, beside what does not need them.
+    """The location and the second search, in a thread of their own.
 
-    A ridge regression that is made before the pass is followed by its search beside the trials of
-    trees; another one beside the solution of the first fit and its calibration, when the moments of
-    the pass are there. Without cores or memory for both at once, one follows the other. If the
-    search fails, it is made again after the solution, and raises its error there.
+    Where the ridge regression is made before the pass, they run beside the trials of trees; else
+    beside the solution of the first fit and its calibration, when the moments of the pass are
+    there. Without cores or memory for both at once, one follows the other. If the search fails, it
+    is made again after the solution, and raises its error there.
     """
 
     def __init__(self, fit: JointFit) -> None:
@@ -405,19 +396,29 @@ class _SecondAhead:
         self._begun: Future[_Second] | None = None
 
     def begin_early(self, context: FitContext, memory: MemoryPlan) -> None:
-        """Begin with the location that is made before the pass, beside what takes so much memory.
+        """Begin with the early ridge regression, beside trials of trees with this plan of memory.
 
-        Checkpoints number searches, and must find the same ones again whichever location is best.
+        With a checkpoint nothing begins early: it numbers the searches that a fit needs.
         """
-        if context.ridge is not None and context.executor.checkpoint is None:
-            self._begin(context, context.ridge, memory)
+        if context.early_ridge is not None and context.executor.checkpoint is None:
+            self._begin(context, context.early_ridge, memory)
 
     def begin(
         self, context: FitContext, for_location: tuple[FeatureMoments, ...], memory: MemoryPlan
     ) -> None:
-        """Begin with the moments for a location, beside what takes so much memory."""
-        if context.ridge is not None:
-            self._begin(context, context.ridge, memory)
+        """Begin beside a solution with this plan of memory, unless it has begun early.
+
+        Parameters
+        ----------
+        context
+            Of the fit.
+        for_location
+            The moments for a location; empty where there is an early ridge regression.
+        memory
+            Of the pass and of the solution.
+        """
+        if context.early_ridge is not None:
+            self._begin(context, context.early_ridge, memory)
         elif for_location and all(sums.held_out_folds for _, sums in for_location):
             location = partial(_scaled_location, context, for_location)
             self._begin(context, location, memory)
@@ -425,7 +426,7 @@ class _SecondAhead:
     def _begin(
         self, context: FitContext, location: Callable[[], FittedMeanFunction], memory: MemoryPlan
     ) -> None:
-        alone = None if self._begun else _beside_solution(context, memory)
+        alone = None if self._begun else _beside(context, memory)
         if alone is not None:
             alone = replace(alone, progress=self._events.put)
             run = copy_context().run
@@ -435,28 +436,18 @@ class _SecondAhead:
     @working()
     def _make(self, context: FitContext, location: Callable[[], FittedMeanFunction]) -> _Second:
         found = location()
+        if self._over.is_set():
+            raise Over
         if context.residual == "auto" and found.skill.max() < _SKILL:
             return _Second(found, None)
         residuals, over = found.residuals, self._over.is_set
         return _Second(found, _second_context(self._fit, context, residuals, over))
 
-    def beside(self, context: FitContext, work: Callable[[FitContext], FitResult]) -> FitResult:
-        """Work whose plan of memory counts what has begun, or waits for it where both do not fit.
-
-        Parameters
-        ----------
-        context
-            Of the work.
-        work
-            Of a context.
-        """
-        if self._begun is None:
-            return work(context)
-        with suppress(ResourceError):
-            return work(_with_search(context, self._fit))
-        with waiting():
-            wait([self._begun])
-        return work(context)
+    def wait(self) -> None:
+        """Wait for an early search, which the plan of the pass does not count."""
+        if self._begun is not None:
+            with waiting():
+                wait([self._begun])
 
     def result(self, context: FitContext) -> _Second | None:
         """The location and the second fit, or None if there are none."""
@@ -478,8 +469,8 @@ class _SecondAhead:
         self._thread.shutdown(cancel_futures=True)
 
 
-def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | None:
-    """The context of a second search beside a solution; None without cores and memory for both.
+def _beside(context: FitContext, memory: MemoryPlan) -> FitContext | None:
+    """The context of a second search beside other work; None without cores and memory for both.
 
     Where workers have memory of their own, that of the client is not known to suffice.
 
@@ -488,26 +479,18 @@ def _beside_solution(context: FitContext, memory: MemoryPlan) -> FitContext | No
     context
         Of the first fit.
     memory
-        Predicted peak of the pass and of the solution.
+        Predicted peak of the other work.
     """
     if context.cores == 1 or context.executor.worker_memory:
         return None
     if context.search is not None:
         memory = memory.or_tighter(context.search.memory)
-    with suppress(ResourceError):
-        return _holding(context, memory)
-    return None
-
-
-def _with_search(context: FitContext, fit: JointFit) -> FitContext:
-    """The context beside the second search."""
-    return _holding(context, search_memory(context, _quick(fit)))
-
-
-def _holding(context: FitContext, memory: MemoryPlan) -> FitContext:
-    """The context beside what takes so much memory; ResourceError if it leaves none."""
-    counted = context.executor.check_alone("the second search", 0, held_by_client(context), "")
-    return replace(context, held=context.held + max(memory.predicted - counted.predicted, 0))
+    held = held_by_client(context)
+    try:
+        counted = context.executor.check_alone("the second search", 0, held, "").predicted
+    except ResourceError:
+        return None
+    return replace(context, held=context.held + max(memory.predicted - counted, 0))
 
 
 def _report(context: FitContext, step: str, without: tuple[str, ...] = ()) -> None:
@@ -563,6 +546,7 @@ def _of_residuals(context: FitContext, residuals: Residuals) -> FitContext:
         residual=False,
         scores=None,
         mean=None,
+        early_ridge=None,
         given=None,
         values=None,
         made={},

@@ -93,6 +93,11 @@ class SearchTimes:
         self._since = self._last = self._pair = self._grid = 0.0
 
     @property
+    def begun(self) -> bool:
+        """Whether it has reported a trial."""
+        return self._begin is not None
+
+    @property
     def second(self) -> float:
         """Seconds expected of a search for kernels of residuals: the same grid, few trials."""
         return self._grid + (self._columns + RESIDUAL_EVALUATIONS) * self._pair
@@ -271,7 +276,8 @@ class StepReports:
                 self._target.confirm()
             if detail.key in _OPENING:
                 self._prefix, self._ranks = "" if detail.key in (PIVOTS, PASS) else SECOND, []
-                self._search = SearchTimes(self._costs.columns, 1.0, self._search)
+                if self._search.begun:
+                    self._search = SearchTimes(self._costs.columns, 1.0, self._search)
                 self._target.begin(detail.key)
                 return
             second = detail.key != DECISION

@@ -1,5 +1,6 @@
 """Regression trees as locations of y given x: cross-fits, and their choice beside a ridge."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -31,10 +32,10 @@ ROWS = (1000, 8192)
 _TRIAL_PARTS = 3
 _LATE = 0.8  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
-_NO_NEARER = 1.05  # the same for 1,000 rows, where more steps are of no use, or there are none
-_HOPELESS = 1.25  # times that, at the rows of the first part: a trial ends there
-_PROMISING = 1.03  # times the error of a ridge, at the same rows: trees may well be better
-_FARTHER = 0.05  # the more for each doubling of the rows, of which trees make more than kernels do
+_HOPELESS = 1.25  # times _FAR, at the rows of the first part: a trial ends there
+_FARTHER = 0.05  # added to _FAR for each doubling of the rows, which trees gain more from
+_STILL, _FOREST = 0.05, 0.1  # of 1,000 rows, see TreeSearch._limit
+_PROMISING = 1.03  # times the error of the ridge, at the rows of the first part
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
 _PER_ROUND = 2  # parts of a round after the first one
@@ -220,13 +221,13 @@ class TreeSearch:
 
     What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, as long
     as they are not hopeless on a third of these. Those that are not far behind are fitted to 8,192,
-    or to all rows where these are at most twice as many; those whose error falls no further with
-    more steps of boosting must be nearer. The first parts of the folds, of 200 rows or more, are
-    fitted before the others, which follow two at a time, and kinds that are behind the ridge
-    regression or the best kind by a standard error on those so far are left out. Of the others the
-    best one is taken that is better than the ridge regression by 1 %, or by two standard errors of
-    the difference over units of rows, by this error or by the squared one, and not as much worse by
-    the other.
+    or to all rows where these are at most twice as many; where the few are all rows, forests and
+    kinds whose error more steps do not lower must be nearer. The first parts of the folds, of 200
+    rows or more, are fitted before the others, which follow two at a time, and kinds that are
+    behind the ridge regression or the best kind by a standard error on those so far are left out.
+    Of the others the best one is taken that is better than the ridge regression by 1 %, or by two
+    standard errors of the difference over units of rows, by this error or by the squared one, and
+    not as much worse by the other.
 
     Parameters
     ----------
@@ -276,10 +277,19 @@ class TreeSearch:
         parts = max(1, -(-_RACED * PARTS // len(rows.x)))  # as many as hold out these rows
         return trees_bytes(len(rows.x), rows.widths, threads, min(parts, PARTS))
 
-    def promise(self, error: float) -> bool:
-        """Whether some kind does about as well as a ridge regression on rows of the first part."""
+    def outlook(self, error: float) -> tuple[bool, bool]:
+        """What the first parts of the trials tell, beside a ridge regression of this error.
+
+        Returns
+        -------
+        compared : bool
+            Whether some kind is fitted to more rows.
+        promising : bool
+            Whether some kind does about as well as the ridge regression.
+        """
         reached = self._first_errors(self._rows.threads, self._memory)
-        return any(one < _PROMISING * error for one in reached.values())
+        least = min(reached.values(), default=math.inf)
+        return least <= _HOPELESS * self._far * error, least < _PROMISING * error
 
     def better(self, error: float, ridge: Callable[[TrainingRows], Array]) -> CrossFit | None:
         """The trees, or None.
@@ -333,31 +343,48 @@ class TreeSearch:
         tried ahead is not retained in memory, where it would hang on the time there was for it.
         """
         few, first = self._few, self._first_errors(threads, memory)
-        far = _FAR + _FARTHER * np.log2(len(self._many.x) / len(few.x))
-        no_nearer = 1.0 + (_NO_NEARER - 1.0) * np.sqrt(ROWS[0] / len(few.x))
+        far = self._far
         left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
 
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), True
 
-        def trial(kind: str, inner: int) -> None:
+        def trial(kind: str) -> None:
             if memory.get(key(kind)) is None:
                 parts = self._trial(kind)
-                parts.fit(parts.count, inner)
+                parts.fit(parts.count, threads)
 
         if threads > 1:
             self._each(trial, left, few, threads)
-        reached, far_of = {}, {}
+        reached, limits = {}, {}
         for kind in left:
             whole = partial(self._trial(kind).whole, threads)
             new = ahead and memory.get(key(kind)) is None
             found = whole() if new else recalled(memory, key(kind), whole)
             reached[kind] = law_error(found.predicted, few.y, few.weights)
-            far_of[kind] = far if found.steps > TRIAL_STEPS / 2 else far - _FAR + no_nearer
+            limits[kind] = self._limit(found)
         if not ahead:
             self._trials.clear()
         best = min([error, *reached.values()])
-        return [kind for kind, one in reached.items() if one < far_of[kind] * best]
+        return [kind for kind, one in reached.items() if one < limits[kind] * best]
+
+    @property
+    def _far(self) -> float:
+        """Errors on few rows over the least one: a kind beyond is not tried on all of these."""
+        doublings = np.log2(len(self._many.x) / len(self._few.x))
+        return float(_FAR + _FARTHER * doublings)
+
+    def _limit(self, trial: CrossFit) -> float:
+        """The same for a kind of trees.
+
+        On the same rows, more trees bring a forest little nearer, and boosting whose error has
+        ceased to fall in the first half of its steps still less.
+        """
+        same, forest = len(self._few.x) == len(self._many.x), trial.kind == "forest"
+        if not same or (trial.steps > TRIAL_STEPS / 2 and not forest):
+            return self._far
+        margin = _FOREST if forest else _STILL
+        return float(min(self._far, 1.0 + margin * np.sqrt(ROWS[0] / len(self._few.x))))
 
     def _trial(self, kind: str) -> _Parts:
         return self._trials.setdefault(kind, _Parts(kind, self._few, quick=True))
@@ -380,7 +407,7 @@ class TreeSearch:
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), "first"
 
-        def begun(kind: str, _: int) -> None:
+        def begun(kind: str) -> None:
             if memory.get(key(kind)) is None:
                 self._trial(kind).fit(1, 1)
 
@@ -407,28 +434,25 @@ class TreeSearch:
     ) -> None:
         """Fit the parts of a round for these kinds, or for some if it is over before."""
 
-        def fit(kind: str, inner: int) -> None:
+        def fit(kind: str) -> None:
             if not over():
                 parts = self._parts.setdefault(kind, _Parts(kind, self._many))
-                parts.fit(parts.rounds[number], inner)
+                parts.fit(parts.rounds[number], threads)
 
         self._each(fit, kinds, self._many, threads)
 
     @staticmethod
     def _each(
-        work: Callable[[str, int], None], kinds: Sequence[str], rows: TrainingRows, threads: int
+        work: Callable[[str], None], kinds: Sequence[str], rows: TrainingRows, threads: int
     ) -> None:
-        """Do some work for each kind in threads, whose number it is given.
-
-        Kinds that take less time in one thread have one together, beside the others.
-        """
+        """Work for each kind, in threads: kinds that hold the interpreter share one."""
         together = [kind for kind in kinds if in_one_thread(kind, rows)]
         groups = [together] if together else []
         groups += [[kind] for kind in kinds if kind not in together]
 
         def of_group(k: int) -> None:
             for kind in groups[k]:
-                work(kind, max(1, threads // len(groups)))
+                work(kind)
 
         _at_once(of_group, range(len(groups)), threads)
 
