@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -47,9 +47,6 @@ from cme_dask.passes.driver import Executor
 from cme_dask.passes.fit import choose_in_rounds
 from cme_dask.passes.progress import Event, StepBegan
 from cme_dask.passes.run import PassReport, extent_of, plan_pass, run_pass
-
-if TYPE_CHECKING:
-    from cme_dask.estimators.locating import EarlyRidge, LocationSearch
 
 log = logging.getLogger("cme_dask.run")
 
@@ -414,10 +411,10 @@ class FitContext:
     mean
         The kernel of x that was learned for the location, if one was.
     locating
-        The search for the location, which may have begun; None once it is done, or if there is
-        none.
+        The search for the location (``LocationSearch``), which may have begun; None once it is
+        done, or if there is none.
     early_ridge
-        The ridge regression on that kernel, where it is made before the pass.
+        The ridge regression on that kernel (``EarlyRidge``), where it is made before the pass.
     given
         A location that is known before the pass, or None.
     values
@@ -452,8 +449,8 @@ class FitContext:
     residual: str | bool = False
     scores: Transform | None = None
     mean: MeanKernel | None = None
-    locating: "LocationSearch | None" = None
-    early_ridge: "EarlyRidge | None" = None
+    locating: Any = None
+    early_ridge: Any = None
     calibration: str | bool = False
     conformal: str | bool = False
     given: GivenLocation | None = None
