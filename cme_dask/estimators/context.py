@@ -70,6 +70,7 @@ _LEAST_RANGES = {"x": 1e-290, "y": 1e-150, "z": 1e-290}  # half of them: those o
 _TOP_UP_SPAN = 0.5
 _FEW_ROWS, _FEW_TOL = 2048, 1e-9  # of bases for trials on the row sample
 _ONE_THREAD = 256  # rows that several threads take no less time for
+_SMOOTHING, _LEAST_RANK = 1e-4, 100  # a ridge, and the rank of a location on few rows
 _COARSE = 1e-2  # trace error of learned bases that is worth a warning when nobody gave a tol
 
 
@@ -544,9 +545,15 @@ class FitContext:
 
     @property
     def location_rank(self) -> int | None:
-        """Pivots of the basis that the location is fitted on, at most."""
-        pivots = self.pivots[0]
-        return MAX_RANK if pivots.default_rank else pivots.max_rank
+        """Pivots of the basis that the location is fitted on, at most.
+
+        Of few rows with a ridge that smooths, a third: more functions would be smoothed away.
+        """
+        pivots, mean = self.pivots[0], self.mean
+        if not pivots.default_rank:
+            return pivots.max_rank
+        smooths = mean is not None and mean.reg >= _SMOOTHING and self.rows.complete
+        return min(MAX_RANK, max(len(self.rows) // 3, _LEAST_RANK)) if smooths else MAX_RANK
 
     def moments_of_mean(self) -> MomentReduction | None:
         """The moments from which the location is fitted on the kernel that was learned for it.
