@@ -21,7 +21,9 @@ from benchmarks.coverage import SCENARIOS
 from cme_dask import JointDistribution, Tuning, kernels, load
 from cme_dask.data.model_file import ModelState
 from cme_dask.errors import ConstantColumnWarning, DataError, StoreError
+from cme_dask.estimators import context as context_module
 from cme_dask.estimators import locating, residual, tuned
+from cme_dask.estimators.context import PivotProgress
 from cme_dask.kernels.transforms import PoolRare, Scores, Standard, Transform
 from cme_dask.learning.candidates import Over
 from cme_dask.learning.losses import Gain, paired_gain, screened_laws
@@ -477,6 +479,33 @@ def test_a_ridge_regression_before_the_pass_is_that_of_its_moments(monkeypatch):
     assert one["skill"] == pytest.approx(two["skill"], rel=1e-9)
     means = [fit.conditional(x[:50]).mean() for fit in fits]
     np.testing.assert_allclose(*means, rtol=1e-6, atol=1e-9)
+
+
+def test_a_location_whose_ridge_smooths_has_a_smaller_basis(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(420, 4))
+    y = x @ np.array([[1.0], [0.5], [0.2], [0.1]]) + 0.5 * rng.normal(size=(420, 1))
+    fits = []
+    for smoothing in (context_module._SMOOTHING, np.inf):
+        monkeypatch.setattr(context_module, "_SMOOTHING", smoothing)
+        fits.append(JointDistribution(tuning=QUICK, residual=True).fit(x, y))
+    few, many = (len(fit.model_.residual.location.points) for fit in fits)
+    assert few == 140 < many
+    one, two = (fit.model_.about["residual"]["skill"] for fit in fits)
+    assert one == pytest.approx(two, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pivots_of_an_early_ridge_regression_are_reported_before_the_pass(monkeypatch, workers):
+    outlook(monkeypatch)
+    events = []
+    law = JointDistribution(tuning=WITH_TREES, max_rank=30)
+    law.fit(*smooth_rows(), workers=workers, progress=events.append)
+    names = [event.name for event in events]
+    reports = [event for event in events if isinstance(event.detail, PivotProgress)]
+    first = [each.name for each in reports].index("pivots")
+    assert "x" in reports[first].detail.variable
+    assert names.index("pivots") < names.index("pass over the rows")
 
 
 def test_the_plan_of_a_fit_counts_a_second_search_beside_trees(monkeypatch):

@@ -707,7 +707,7 @@ def test_files_of_earlier_versions_know_no_spread():
 
 @pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
 def test_given_pivots_of_x_are_those_of_residuals_of_trees():
-    x, y = jump()
+    x, y = jump(1500)
     tuning = Tuning(**BRIEF | {"trees": ("forest",)})
     fit = JointDistribution(
         pivots=(x[:40], y[:5]), tuning=tuning, residual=True, random_state=0

@@ -187,10 +187,16 @@ class EarlyRidge:
     ----------
     context
         With the kernel of x.
+
+    Attributes
+    ----------
+    reports
+        Of its pivots, for the progress of the fit when that comes to pivots.
     """
 
     def __init__(self, context: FitContext) -> None:
-        self._context = replace(measuring_scores(context), progress=None)
+        self.reports: list[Any] = []
+        self._context = replace(measuring_scores(context), progress=self.reports.append)
         self._locks = Lock(), Lock()
         self._moments: FeatureMoments | None = None
         self._first: FittedMeanFunction | None = None

@@ -213,8 +213,9 @@ def _ridge_fit(
     context = _of_pass(context, screening)
     begin = None if screening is not None else partial(ahead.begin, context)
     ahead.wait()
-    if context.early_ridge is not None:
-        _report(context, PIVOTS)  # all bases may be there, so that nothing else reports this step
+    if context.early_ridge is not None and context.progress is not None:
+        for event in (StepBegan(PIVOTS), *context.early_ridge.reports):
+            context.progress(event)
     context, result = with_values(context, _plain_fit(fit, context, begin))
     auto, each = context.residual == "auto", averaged(context, result)
     if auto and not each[0][1].held_out_folds:
