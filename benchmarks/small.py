@@ -19,7 +19,7 @@ SECONDS = {(1_000, 8): 2.0, (10_000, 10): 8.0}
 """Aimed at, by rows and columns of x."""
 
 _MORE = 10  # times the rows, with ten columns
-_FIRST = 300  # rows of a fit that loads what all fits need
+_FIRST = 300  # rows of a fit before, by which modules are loaded
 
 
 def _sine(x: Array) -> Array:
@@ -68,7 +68,7 @@ class SmallFit:
     workers: int
 
     def prepare(self) -> Callable[[], Describe]:
-        """Draw the rows, and fit some of them, which loads what all fits need."""
+        """Draw the rows, and fit some of them, so that all modules are loaded."""
         from cme_dask import JointDistribution
 
         x, y = small_rows(self.law, self.rows, self.columns)

@@ -1,6 +1,7 @@
 """The progress of default fits: steps k of n, a share that only grows, one time left."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ from cme_dask import (
 from cme_dask.cli.progress import ProgressLines
 from cme_dask.errors import DataError
 from cme_dask.estimators.planning import RESIDUAL_EVALUATIONS
-from cme_dask.estimators.steps import SearchTimes
+from cme_dask.estimators.steps import LOCATION, PIVOTS, SearchTimes, StepCosts, StepReports
 from cme_dask.learning.candidates import TuningProgress
-from cme_dask.passes.progress import FitProgress, Step, pass_event
+from cme_dask.passes.progress import FitProgress, Step, StepBegan, pass_event
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +256,18 @@ def test_progress_of_a_second_search_follows_the_grid_of_the_first():
     alone = searched(SearchTimes(2, 1.0), slow)[1][1]
     truth = now / (14.0 + 17 * 0.14)  # and trials like pairs of the grid
     assert abs(share - truth) < 0.05 < abs(alone - truth)
+
+
+def test_steps_between_two_searches_forget_no_times_of_the_first():
+    now = iter(np.arange(1.0, 100.0))
+    target = Mock(now=lambda: next(now))
+    reports = StepReports(target, StepCosts(100, (1, 1), 1), 1)
+    for stage, done, most, _ in GRID_OF_TEN:
+        reports(TuningProgress(stage, done, most, None))
+    reports(StepBegan(PIVOTS))
+    after_one = reports._search._shares
+    reports(StepBegan(LOCATION))
+    assert reports._search._shares == after_one != {}
 
 
 def test_progress_expects_what_was_measured_of_its_kind_whatever_the_scale():

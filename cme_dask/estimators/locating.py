@@ -165,7 +165,7 @@ def _searched(
     context = replace(context, search=replace(context.search, memory=memory.or_tighter(needed)))
     compared, promising = trees.outlook(mean.law_error)
     few = context.rows.complete and len(context.rows) <= _EARLY_ROWS
-    if few and compared and context.averages and (context.location_rank or 0) <= MAX_RANK:
+    if few and compared and context.averages and (context.location_rank or np.inf) <= MAX_RANK:
         context = replace(context, early_ridge=EarlyRidge(context))
         if ahead is not None and not promising:
             ahead(measuring_scores(context), needed)
@@ -431,7 +431,7 @@ def regression(
 def with_scale(
     context: FitContext, location: FittedMeanFunction, of: FeatureMoments
 ) -> FittedMeanFunction:
-    """The location, whose residuals have their scale, made of these moments."""
+    """The location with the scale of its residuals, from its moments."""
     (sides, moments), rows = of, context.rows.prefix(_ROWS)
     folding = context.sample.folding
     residuals = scaled_residuals(
