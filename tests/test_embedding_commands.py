@@ -13,7 +13,7 @@ from cme_dask import ConditionalMeanEmbedding, SparseEmbedding, kernels, load, o
 from cme_dask.cli import cli
 from cme_dask.errors import ShardDone
 
-N = 6000
+N = 4500  # two strips, one of each shard
 KINDS = {"embedding": ConditionalMeanEmbedding, "sparse": SparseEmbedding}
 GIVEN = {"kernel_x": kernels.Gaussian(0.7), "kernel_y": kernels.Gaussian(0.5), "max_rank": 10}
 EACH = pytest.mark.parametrize("name", KINDS)
@@ -146,6 +146,9 @@ def test_what_embeddings_do_not_answer_is_named(world, args, message):
     assert message in refused(command, world[0] / "sparse", "--given", given, *options)
 
 
+OWN = {"embedding": {}, "sparse": {"gamma": [0.02, 0.05]}}
+OWN_FLAGS = {"embedding": (), "sparse": ("--gamma", "0.02,0.05")}
+"""Two gammas of the default path, whose searches test_penalties_of_a_sparse_embedding has."""
 FLAGS = ("--kernel-x", "gaussian:0.7", "--kernel-y", "gaussian:0.5", "--max-rank", "10")
 
 
@@ -154,18 +157,18 @@ def test_shards_add_up_to_the_bits_of_one_fit(world, name, tmp_path):
     folder, x, _ = world
     for i in (1, 0):
         with pytest.raises(ShardDone, match=f"shard {i + 1} of 2 has done its share"):
-            KINDS[name](**GIVEN).fit(
+            KINDS[name](**GIVEN, **OWN[name]).fit(
                 str(folder / "s.zarr"), checkpoint=tmp_path / "c", shard=(i, 2), workers=1
             )
     whole, parts = (
-        KINDS[name](**GIVEN).fit(str(folder / "s.zarr"), checkpoint=c, workers=1)
+        KINDS[name](**GIVEN, **OWN[name]).fit(str(folder / "s.zarr"), checkpoint=c, workers=1)
         for c in (None, tmp_path / "c")
     )
     assert parts.report_.resumed_strips > 0
     assert np.array_equal(parts.predict(x), whole.predict(x))
     assert parts.reg_ == whole.reg_
     command = ("fit", folder / "s.zarr", "--out", tmp_path / "m", "--estimator", name, *FLAGS)
-    command = (*command, "--checkpoint", tmp_path / "d", "--workers", 1)
+    command = (*command, *OWN_FLAGS[name], "--checkpoint", tmp_path / "d", "--workers", 1)
     for i in (1, 2):
         assert f"shard {i} of 2 has done" in as_json(*command, "--shard", f"{i}/2")["shard"]
     as_json(*command, "--resume")
@@ -195,8 +198,10 @@ def test_leave_one_out_takes_a_round_of_shards_for_each_pass(world, tmp_path):
 def test_schedules_of_the_ridge(world, name, schedule, tmp_path):
     folder, _, _ = world
     command = ("fit", folder / "s.zarr", "--out", tmp_path / "m", "--estimator", name, *FLAGS)
-    as_json(*command, "--reg", schedule, "--workers", 1)
-    expected = KINDS[name](**GIVEN, reg=schedule).fit(open_sample(str(folder / "s.zarr")))
+    as_json(*command, *OWN_FLAGS[name], "--reg", schedule, "--workers", 1)
+    expected = KINDS[name](**GIVEN, **OWN[name], reg=schedule).fit(
+        open_sample(str(folder / "s.zarr"))
+    )
     model = load(tmp_path / "m")
     assert model.reg == expected.reg_ == expected.model_.reg
     assert np.array_equal(model.predict([[0.5]]), expected.predict([[0.5]]))
@@ -218,8 +223,10 @@ def test_schedules_of_the_ridge(world, name, schedule, tmp_path):
 def test_penalties_of_a_sparse_embedding(world, options, changes, tmp_path):
     folder, _, _ = world
     command = ("fit", folder / "s.zarr", "--out", tmp_path / "m", "--estimator", "sparse", *FLAGS)
-    as_json(*command, *options, "--workers", 1)
-    expected = KINDS["sparse"](**GIVEN, **changes).fit(open_sample(str(folder / "s.zarr")))
+    as_json(*command, *options, "--folds", 3, "--workers", 1)
+    expected = KINDS["sparse"](**GIVEN, **changes, n_folds=3).fit(
+        open_sample(str(folder / "s.zarr"))
+    )
     assert np.array_equal(load(tmp_path / "m").coef, expected.model_.coef)
     says = refused(*command, "--estimator", "embedding", *options, "--overwrite")
     assert "the estimator embedding takes" in says

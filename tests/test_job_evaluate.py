@@ -31,9 +31,10 @@ cyclic = { hour = 24 }
 events = ["b > 0", "b > 99"]
 fold_by = "1d"
 [fit.tuning]
-rows = 800
+rows = 500
 max_rank = 40
-evaluations = 12
+evaluations = 8
+trees = []
 finalists = 3
 averaged = 2
 [evaluate]

@@ -1,4 +1,6 @@
 import errno
+import functools
+import io
 import json
 import os
 import warnings
@@ -45,13 +47,47 @@ def run(*args):
 
 
 @pytest.fixture
-def job(tmp_path):
+def pictures():
+    """For tests of pictures: all others draw none, which takes longer than the rest of a job."""
+
+
+@pytest.fixture(autouse=True)
+def pictures_for_tests_of_them(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if "pictures" not in request.fixturenames:
+            patch.setattr(drawing, "available", lambda: False)
+        yield
+
+
+@functools.cache
+def table():
+    """The rows of the job, and their file."""
     rng = np.random.default_rng(0)
     a = rng.normal(size=3000)
     rows = np.stack([a, a + 0.5 * rng.normal(size=a.size)], axis=1)
-    np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b", comments="")
-    (tmp_path / "job.toml").write_text(JOB)
-    return tmp_path / "job.toml", rows
+    np.savetxt(file := io.StringIO(), rows, delimiter=",", header="a,b", comments="")
+    return rows, file.getvalue()
+
+
+def written_job(folder):
+    rows, text = table()
+    (folder / "t.csv").write_text(text)
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml", rows
+
+
+@pytest.fixture
+def job(tmp_path):
+    return written_job(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The report of the job that nothing interrupts, and its folder."""
+    path, _ = written_job(tmp_path_factory.mktemp("undisturbed"))
+    out = path.with_name("whole")
+    assert run(path, "--out", out)[0] == 0
+    return json.loads((out / "report.json").read_text()), path.parent
 
 
 def assert_refused(job, *args, says):
@@ -64,7 +100,7 @@ def assert_refused(job, *args, says):
     assert not out.exists()
 
 
-def test_a_job_reports_the_model_beside_the_nearest_rows(job):
+def test_a_job_reports_the_model_beside_the_nearest_rows(job, pictures):
     path, rows = job
     out = path.with_name("out")
     code, stdout, err = run(path, "--out", out, "--json")
@@ -101,7 +137,7 @@ def test_tables_name_points_and_units(job):
         assert text in out
 
 
-def test_without_matplotlib_one_line_says_what_is_missing(job, monkeypatch):
+def test_without_matplotlib_one_line_says_what_is_missing(job, pictures, monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)
     out = job[0].with_name("out")
     code, _, err = run(job[0], "--out", out)
@@ -261,7 +297,7 @@ def fill_the_disk(*_, **__):
     ("where", "name"),
     [((plots, "points_picture"), "report.png"), ((Path, "write_text"), "report.json")],
 )
-def test_a_full_disk_is_one_sentence(job, monkeypatch, where, name):
+def test_a_full_disk_is_one_sentence(job, pictures, monkeypatch, where, name):
     path, _ = job
     monkeypatch.setattr(*where, fill_the_disk)
     out = path.with_name("out")
@@ -272,7 +308,7 @@ def test_a_full_disk_is_one_sentence(job, monkeypatch, where, name):
     assert not list(out.glob(".*"))
 
 
-def test_overwriting_removes_the_picture_of_an_earlier_run(job, monkeypatch):
+def test_overwriting_removes_the_picture_of_an_earlier_run(job, pictures, monkeypatch):
     path, _ = job
     out = path.with_name("out")
     assert run(path, "--out", out)[0] == 0
@@ -296,7 +332,7 @@ def stop(*_, **__):
         ((runner, "write_json"), ()),
     ],
 )
-def test_a_job_with_a_checkpoint_continues(job, monkeypatch, where, more):
+def test_a_job_with_a_checkpoint_continues(job, undisturbed, monkeypatch, where, more):
     """One command begins, continues from wherever it was stopped, and is complete."""
     path, rows = job
     out, folder = path.with_name("out"), path.with_name("run")
@@ -322,9 +358,7 @@ def test_a_job_with_a_checkpoint_continues(job, monkeypatch, where, more):
     assert not folder.exists()
     report = json.loads((out / "report.json").read_text())
     assert report == {"cme_dask": "job", **result, "run": report["run"]}
-    whole = path.with_name("whole")
-    assert run(path, "--out", whole)[0] == 0
-    wanted = json.loads((whole / "report.json").read_text())
+    wanted, folder = undisturbed
     for key in ("points", "ingest", "evaluation"):
         timeless = ("store", "rows_resumed")
         one, two = (
@@ -430,12 +464,12 @@ def check_air_quality(tmp_path, rows, widest, *options):
 
 @pytest.mark.skipif(not AIR.is_dir(), reason="the air-quality files are not here")
 @pytest.mark.slow
-def test_air_quality_as_it_stands(tmp_path):
+def test_air_quality_as_it_stands(tmp_path, pictures):
     check_air_quality(tmp_path, [420_768, 409_930, 10_838], 0.92)
 
 
 @pytest.mark.skipif(not AIR.is_dir(), reason="the air-quality files are not here")
-def test_air_quality(tmp_path):
+def test_air_quality(tmp_path, pictures):
     """Three of twelve stations, a shorter search of lower rank, no trees, fewer rows to boost.
 
     Its laws are wider by half a percent of coverage.

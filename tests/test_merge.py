@@ -422,7 +422,7 @@ def test_the_commands_grow_and_merge(tmp_path):
     for name, here in (("a", slice(0, 700)), ("b", slice(700, N)), ("all", slice(0, N))):
         write_store(tmp_path / f"{name}.zarr", X[here], Y[here], W[here], **names)
     model, store = (lambda s: tmp_path / f"{s}.model"), (lambda s: tmp_path / f"{s}.zarr")
-    quick = ("--growing", "--reg", "1e-3", "--tol", "0.1", "--max-rank", 60)
+    quick = ("--growing", "--kernel", "median", "--reg", "1e-3", "--tol", "0.1", "--max-rank", 60)
     fit = ("fit", store("a"), "--out", model("a"), *quick, "--event", "p > 5")
     assert command(*fit)[0] == 0
     alone = ("grow", model("a"), store("b"), "--alone", "--first-row", 700, "--out", model("b"))

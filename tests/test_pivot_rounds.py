@@ -36,7 +36,7 @@ KERNELS = {
     "sum": kernels.Gaussian(0.3) + 0.5 * kernels.Linear(1.0),
 }
 GAUSSIAN = KERNELS["gaussian"]
-N = 1500
+N = 900
 SPAWNS = True  # see conftest
 
 
@@ -45,7 +45,7 @@ def scattered(rng):
 
 
 def gridded(rng):
-    side = np.arange(38.0) / 37
+    side = np.arange(30.0) / 29
     return np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
 
 
@@ -279,6 +279,7 @@ def test_seeds_tell_random_pivots_apart(rng):
 
 MODES = [("greedy", 1.0), ("greedy", 0.5), ("random", 1.0)]
 ROWS = 9001
+TOL = 1e-2
 
 
 @pytest.fixture(scope="module")
@@ -292,10 +293,11 @@ def fitted(mode, span, *data, scheduler="synchronous", progress=None, **options)
     estimator = JointDistribution(
         kernel_x=kernels.Gaussian(0.4),
         kernel_y=kernels.Matern(1.5, 1.5),
-        tol=3e-3,
+        tol=TOL,
         pivots=mode,
         span=span,
         random_state=7,
+        residual=False,
         **options,
     )
     workers = {} if scheduler == "synchronous" else {"workers": 2}
@@ -315,8 +317,8 @@ def bits(fit):
 def test_any_chunks_and_scheduler_give_the_same_bits(mode, span, table, tmp_path):
     x, y, _ = table
     plain = fitted(mode, span, x, y)
-    assert plain.basis_x_.trace_error <= 3e-3
-    assert plain.basis_y_.trace_error <= 3e-3
+    assert plain.basis_x_.trace_error <= TOL
+    assert plain.basis_y_.trace_error <= TOL
     expected = bits(plain)
     for chunk in (700, 5000):
         write_store(tmp_path / f"{chunk}.zarr", x, y, chunk_rows=chunk)
@@ -354,7 +356,7 @@ def test_greedy_fits_equal_greedy_in_memory(table):
     x, y, _ = table
     fit = fitted("greedy", 1.0, x, y)
     for basis, rows in ((fit.basis_x_, x), (fit.basis_y_, y)):
-        exact = pivoted_cholesky(basis.newton.kernel, rows, 3e-3)
+        exact = pivoted_cholesky(basis.newton.kernel, rows, TOL)
         assert basis.newton.rows.tolist() == exact.pivots.tolist()
         assert basis.trace_error == pytest.approx(exact.residual_trace[-1], abs=1e-13)
 
@@ -377,7 +379,7 @@ def test_a_round_is_one_pass_for_both_variables(mode, span, table):
     estimator = JointDistribution(
         kernel_x=kernels.Gaussian(0.4),
         kernel_y=kernels.Matern(1.5, 1.5),
-        tol=3e-3,
+        tol=TOL,
         pivots=mode,
         span=span,
     )
@@ -402,13 +404,13 @@ def test_one_variable_may_be_chosen_otherwise(table):
     given = np.linspace(-0.5, 1.5, 9)[:, None]
     fit = fitted(("greedy", given), 0.5, x, y)
     np.testing.assert_array_equal(np.sort(fit.basis_y_.pivots, axis=0), given)
-    assert fit.basis_x_.trace_error <= 3e-3
+    assert fit.basis_x_.trace_error <= TOL
 
 
 def with_rare_rows(seen):
     """Sixty rows far from the others and from each other, of which the row sample has these."""
     rng = np.random.default_rng(0)
-    x = rng.uniform(size=(60_000, 2))
+    x = rng.uniform(size=(30_000, 2))
     drawn = draw(np.arange(len(x)), (x,), None, 4096, 0).index
     rest = np.setdiff1d(np.arange(len(x)), drawn)
     rare = np.concatenate([rng.choice(drawn, seen, replace=False), rest[-60 + seen :]])
