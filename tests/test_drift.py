@@ -216,7 +216,7 @@ def test_holm():
 def test_chunks_schedulers_and_the_command_make_no_difference(fit, cluster, tmp_path):
     x, y = waves(5000, 8, shift=0.2)
     expected = contents(drift_report(fit, x, y, **HERE))
-    write_store(tmp_path / "new.zarr", x, y, chunk_rows=37)
+    write_store(tmp_path / "new.zarr", x, y, chunk_rows=371)
     store, group = opened(tmp_path / "new.zarr")
     assert contents(drift_report(fit, open_sample(group), scheduler="threads")) == expected
     assert {*store.chunks("x").values(), *store.chunks("y").values()} <= {1, 2}

@@ -461,9 +461,8 @@ def model(store, tmp_path_factory):
         fold_by="7d",
         kernel_x=gaussian,
         kernel_y=gaussian,
-        support_size=150,
     )
-    fit_and_save(TrainingRows(str(store), hold_out=0.3), section, Compute(), path, False)
+    fit_and_save(TrainingRows(str(store), hold_out=0.15), section, Compute(), path, False)
     return path
 
 
@@ -492,14 +491,14 @@ def test_a_job_file_is_told_what_folds_are(fold_by):
 
 def test_the_command_scores_on_what_the_fit_left_out(store, model):
     law = load(model)
-    assert law.about["rows"] == (mask("7d", 0.3, False) & (W > 0.0)).sum()
+    assert law.about["rows"] == (mask("7d", 0.15, False) & (W > 0.0)).sum()
     assert law.about["fold_by"] == "7d"
     code, out, error = run("score", model, store, "--crps", "--coverage", "--json")
     assert code == 0, error
     found = json.loads(out)
-    kept = mask("7d", 0.3, True)
+    kept = mask("7d", 0.15, True)
     assert found["rows"] == kept.sum()
-    assert (found["held_out"], found["fold_by"], found["unseen"]) == ("0.3 by 7d", "7d", True)
+    assert (found["held_out"], found["fold_by"], found["unseen"]) == ("0.15 by 7d", "7d", True)
     said = law.conditional(X[kept]).expect(["y0", "y1", "y0 > 0.3"])
     for i, (name, f) in enumerate((("y0", Y[:, 0]), ("y1", Y[:, 1]), ("y0 > 0.3", EVENT(Y)))):
         scores = found["scores"][name]
@@ -519,7 +518,7 @@ def test_the_command_scores_on_what_the_fit_left_out(store, model):
         # a kernel are wide. Learned ones are held to 0.03 below.
         assert 0.87 < share < 0.98
     assert found["coverage"]["level"] == 0.9
-    same = ("--hold-out", 0.3, "--fold-by", "7d", "--json")
+    same = ("--hold-out", 0.15, "--fold-by", "7d", "--crps", "--coverage", "--json")
     again = run("score", model, store, *same)[1]
     assert json.loads(again)["scores"] == found["scores"]
 
@@ -528,7 +527,7 @@ def test_the_command_reports_all_scores_of_the_laws(store, model):
     """One pass, and the numbers of the metrics of the same laws."""
     code, out, error = run("score", model, store, "--all", "--json")
     assert code == 0, error
-    found, kept = json.loads(out), mask("7d", 0.3, True)
+    found, kept = json.loads(out), mask("7d", 0.15, True)
     y, w, law = Y[kept], W[kept], load(model).conditional(X[kept])
 
     def agrees(told, values):
@@ -626,7 +625,7 @@ def test_intervals_of_learned_laws_cover_what_they_say(store, brief_search):
 def test_the_command_says_which_rows_it_scored(store, model):
     code, out, _ = run("score", model, store, "--of", "y1")
     assert code == 0
-    assert "held out: 0.3 by 7d" in " ".join(out.split())
+    assert "held out: 0.15 by 7d" in " ".join(out.split())
     assert "may have seen" not in out
     assert "R^2" in out
     assert "Brier" not in out
