@@ -40,12 +40,9 @@ class Growth(NamedTuple):
 
 _GROWTH = Growth((50, 150, 450), 0.1, 31)
 _FEW, _GROWTH_OF_FEW = 1200, Growth((40, 120, 360), 0.2, 12)  # rows, and boosting on fewer
-TRIAL_STEPS = 45
-"""Steps of boosting in a trial on few rows."""
-
-_TRIAL_GROWTH = Growth((TRIAL_STEPS,), 1 / 3, 12)
+_TRIAL_GROWTH = Growth((45,), 1 / 3, 12)
 _LEAF = 10  # rows of a leaf of boosting, at least
-_FOREST, _TRIAL_FOREST = 100, 30  # trees
+_FOREST, _TRIAL_FOREST = 100, 30  # trees, and those that are fitted first
 _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _MANY_NUMBERS = 100_000  # of x, from which on threads serve boosting
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
@@ -223,7 +220,7 @@ def growth_of(rows: int) -> Growth:
 class _Boosting:
     """Gradient boosting of each column of y, on histograms."""
 
-    words, leaves = "boosted trees", _GROWTH.leaves
+    words, by_need, leaves = "boosted trees", True, _GROWTH.leaves
 
     def __init__(
         self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
@@ -258,6 +255,11 @@ class _Boosting:
         """What the first trees leave of each column, in its unit."""
         for tree, column, unit in zip(self._first, y.T, self._units, strict=True):
             yield (column if tree is None else column - tree(x)[:, 0]) / unit
+
+    @staticmethod
+    def stages(rows: TrainingRows, quick: bool) -> tuple[int, ...]:
+        """Numbers of steps, see :class:`Growth`."""
+        return (_TRIAL_GROWTH if quick else growth_of(len(rows.x))).steps
 
     def extended(self, rows: TrainingRows, selected: Array, steps: int) -> Self:
         """With more steps, of the same rows."""
@@ -313,16 +315,28 @@ class _Shallow(_Boosting):
 class _Forest:
     """Extremely randomised trees of all columns of y."""
 
-    words = "randomised trees"
+    words, by_need = "randomised trees", False
 
     def __init__(
         self, rows: TrainingRows, selected: Array, quick: bool = False, steps: int | None = None
     ) -> None:
+        x, y, weights = rows.only(selected)
+        self._trees: list[Any] = []
+        self._grown(rows, x, y, weights, steps or self.stages(rows, quick)[-1])
+
+    @staticmethod
+    def stages(rows: TrainingRows, quick: bool) -> tuple[int, ...]:
+        """Numbers of trees."""
+        return (_TRIAL_FOREST,) if quick else (min(_TRIAL_FOREST, _FOREST), _FOREST)
+
+    def _grown(
+        self, rows: TrainingRows, x: Array, y: Array, weights: Array | None, count: int
+    ) -> None:
+        """Fit those of so many trees that are not fitted yet."""
         from sklearn.ensemble import ExtraTreesRegressor
         from sklearn.tree import ExtraTreeRegressor
 
-        x, y, weights = rows.only(selected)
-        leaf, count = max(1, len(x) // _LEAVES), _TRIAL_FOREST if quick else _FOREST
+        leaf = max(1, len(x) // _LEAVES)
         single, seed = np.ascontiguousarray(x, dtype=np.float32), sklearn_seed(rows.seed)
 
         def fit(y: Array) -> Any:
@@ -332,22 +346,27 @@ class _Forest:
             are fitted in threads.
             """
             forest = ExtraTreesRegressor(count)
-            forest.estimators_ = [
+            seeds = np.random.RandomState(seed).randint(_SEEDS, size=count)
+            self._trees += [
                 ExtraTreeRegressor(max_features=1.0, min_samples_leaf=leaf, random_state=each).fit(
                     single, y, weights, check_input=False
                 )
-                for each in np.random.RandomState(seed).randint(_SEEDS, size=count)
+                for each in seeds[len(self._trees) :]
             ]
+            forest.estimators_ = self._trees
             return forest
 
         self._mean = _in_units(fit, x, y, covariate=rows.covariate)
+        if count >= _FOREST:
+            self._trees = []  # there will be no more
 
     def extended(self, rows: TrainingRows, selected: Array, steps: int) -> Self:
-        """The same: it has no steps."""
+        """With more trees, of the same rows."""
+        self._grown(rows, *rows.only(selected), steps)
         return self
 
     def losses(self, x: Array, y: Array, weights: Array) -> Array:
-        """One number: it has no steps."""
+        """One number: all trees count."""
         return np.zeros(1)
 
     def mean(self, rows: TrainingRows, steps: int) -> TreeMean:

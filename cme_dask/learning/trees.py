@@ -14,9 +14,7 @@ from cme_dask.learning.candidates import AheadTrials, Over, TrialMemory, TrialsH
 from cme_dask.learning.tree_fits import (
     KINDS,
     PARTS,
-    TRIAL_STEPS,
     TrainingRows,
-    growth_of,
     in_one_thread,
     trees_bytes,
 )
@@ -34,7 +32,6 @@ _LATE = 0.8  # share of the steps, beyond which the best number of them may be l
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
 _HOPELESS = 1.25  # times _FAR, at the rows of the first part: a trial ends there
 _FARTHER = 0.05  # added to _FAR for each doubling of the rows, which trees gain more from
-_STILL, _FOREST = 0.05, 0.1  # of 1,000 rows, see TreeSearch._limit
 _PROMISING = 1.03  # times the error of the ridge, at the rows of the first part
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
 _RACED, _NEARLY = 200, 1.0  # rows that tell which kinds are behind, and by how many standard errors
@@ -70,6 +67,9 @@ class CrossFit(NamedTuple):
 class _Parts:
     """Trees of one kind, fitted without one part of the folds after the other.
 
+    A forest has its trees in two stages. Boosting has the steps of its next stage where nearly all
+    of those so far are of use.
+
     Parameters
     ----------
     kind
@@ -85,7 +85,8 @@ class _Parts:
         self.count, self._parts = _parts_of(rows, _TRIAL_PARTS if quick else PARTS)
         self._fits: list[Any] = []
         self._curve = np.zeros(0)
-        self._steps: int | None = None
+        self._stages, self._by_need = KINDS[kind].stages(rows, quick), KINDS[kind].by_need
+        self._reached = self._stages[0]
 
     @property
     def rounds(self) -> list[int]:
@@ -98,35 +99,47 @@ class _Parts:
         return self._parts[self._rows.folds] == part
 
     def fit(self, count: int, threads: int) -> None:
-        """Fit those of the first parts that are not fitted yet, with as many steps as it takes."""
+        """Fit those of the first parts that are not fitted yet, with the trees of the others."""
         rows, kind = self._rows, KINDS[self.kind]
-        if len(self._fits) >= count:
-            return
 
         def fitted(k: int) -> Any:
-            return kind(rows, ~self._held(k), self._quick, self._steps)
+            return kind(rows, ~self._held(k), self._quick, self._reached)
 
-        threads = 1 if in_one_thread(self.kind, rows) else threads
-        self._fits += _at_once(fitted, range(len(self._fits), count), threads)
+        new = range(len(self._fits), count)
+        if new:
+            self._fits += _at_once(fitted, new, self._threads(threads))
+            self._curve = self._losses(threads)
+
+    def grow(self, threads: int) -> None:
+        """Give the fitted parts the trees of the next stage."""
+        rows, steps = self._rows, self._next
+        assert steps is not None
+
+        def grown(k: int) -> Any:
+            return self._fits[k].extended(rows, ~self._held(k), steps)
+
+        self._fits = _at_once(grown, range(len(self._fits)), self._threads(threads))
+        self._reached = steps
         self._curve = self._losses(threads)
-        while (more := self._more()) is not None:
-            self._extend(more, threads)
 
-    def _more(self) -> int | None:
-        """More steps, where nearly all of those so far predict better than fewer of them."""
-        reached = len(self._curve)
-        if self._quick or reached == 1 or self._best < _LATE * reached:
-            return None
-        steps = growth_of(len(self._rows.x)).steps
-        return next((more for more in steps if more > reached), None)
+    @property
+    def grows(self) -> bool:
+        """Whether the trees of the next stage are of use."""
+        return self._next is not None and not (self._by_need and self._best < _LATE * self._reached)
 
-    def _extend(self, steps: int, threads: int) -> None:
-        def extended(k: int) -> Any:
-            return self._fits[k].extended(self._rows, ~self._held(k), steps)
+    @property
+    def falling(self) -> float:
+        """What more steps may leave of the error: as much as the last two thirds of them did."""
+        if not (self._by_need and self.grows):
+            return 1.0
+        return float(np.sqrt(self._curve.min() / self._curve[self._reached // 3 - 1]))
 
-        self._steps = steps
-        self._fits = _at_once(extended, range(len(self._fits)), threads)
-        self._curve = self._losses(threads)
+    @property
+    def _next(self) -> int | None:
+        return next((steps for steps in self._stages if steps > self._reached), None)
+
+    def _threads(self, threads: int) -> int:
+        return 1 if in_one_thread(self.kind, self._rows) else threads
 
     def _losses(self, threads: int) -> Array:
         """After each step, over the rows that the fitted parts hold out, shape (S,)."""
@@ -137,14 +150,14 @@ class _Parts:
             out = self._held(k)
             return self._fits[k].losses(rows.x[out], rows.y[out], weights[out])
 
-        return sum(_at_once(losses, range(len(self._fits)), threads))
+        return sum(_at_once(losses, range(len(self._fits)), self._threads(threads)))
 
     def _means(self) -> list[TreeMean]:
         return [fit.mean(self._rows, self._best) for fit in self._fits]
 
     @property
     def _best(self) -> int:
-        return int(self._curve.argmin()) + 1
+        return int(self._curve.argmin()) + 1 if self._by_need else self._reached
 
     def held_out(self, means: Sequence[TreeMean] | None = None) -> tuple[Array, Array]:
         """Which rows the fitted parts hold out, shape (n,), and what is predicted there.
@@ -160,6 +173,8 @@ class _Parts:
     def whole(self, threads: int) -> CrossFit:
         """The cross-fit of all parts."""
         self.fit(self.count, threads)
+        while self.grows:
+            self.grow(threads)
         means = self._means()
         _, predicted = self.held_out(means)
         return CrossFit(self.kind, tuple(means[k] for k in self._parts), predicted, self._best)
@@ -287,9 +302,9 @@ class TreeSearch:
         promising : bool
             Whether some kind does about as well as the ridge regression.
         """
-        reached = self._first_errors(self._rows.threads, self._memory)
-        least = min(reached.values(), default=math.inf)
-        return least <= _HOPELESS * self._far * error, least < _PROMISING * error
+        first = self._first_errors(self._rows.threads, self._memory)
+        least = min((reached for reached, _ in first.values()), default=math.inf)
+        return len(self._not_hopeless(first, error)) > 0, least < _PROMISING * error
 
     def better(self, error: float, ridge: Callable[[TrainingRows], Array]) -> CrossFit | None:
         """The trees, or None.
@@ -342,9 +357,10 @@ class TreeSearch:
         Those that are hopeless at the rows of their first part are fitted to no others. What is
         tried ahead is not retained in memory, where it would hang on the time there was for it.
         """
-        few, first = self._few, self._first_errors(threads, memory)
-        far = self._far
-        left = [kind for kind, reached in first.items() if reached <= _HOPELESS * far * error]
+        few = self._few
+        left = self._not_hopeless(self._first_errors(threads, memory), error)
+        if self._few_are_all:
+            return left
 
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), True
@@ -356,17 +372,21 @@ class TreeSearch:
 
         if threads > 1:
             self._each(trial, left, few, threads)
-        reached, limits = {}, {}
+        reached = {}
         for kind in left:
             whole = partial(self._trial(kind).whole, threads)
             new = ahead and memory.get(key(kind)) is None
             found = whole() if new else recalled(memory, key(kind), whole)
             reached[kind] = law_error(found.predicted, few.y, few.weights)
-            limits[kind] = self._limit(found)
         if not ahead:
             self._trials.clear()
         best = min([error, *reached.values()])
-        return [kind for kind, one in reached.items() if one < limits[kind] * best]
+        return [kind for kind, one in reached.items() if one < self._far * best]
+
+    def _not_hopeless(self, first: dict[str, tuple[float, float]], error: float) -> list[str]:
+        """Kinds that may come near, from the errors of their first parts."""
+        limit = _HOPELESS * self._far * error
+        return [kind for kind, (reached, falling) in first.items() if falling * reached <= limit]
 
     @property
     def _far(self) -> float:
@@ -374,23 +394,17 @@ class TreeSearch:
         doublings = np.log2(len(self._many.x) / len(self._few.x))
         return float(_FAR + _FARTHER * doublings)
 
-    def _limit(self, trial: CrossFit) -> float:
-        """The same for a kind of trees.
-
-        On the same rows, more trees bring a forest little nearer, and boosting whose error has
-        ceased to fall in the first half of its steps still less.
-        """
-        same, forest = len(self._few.x) == len(self._many.x), trial.kind == "forest"
-        if not same or (trial.steps > TRIAL_STEPS / 2 and not forest):
-            return self._far
-        margin = _FOREST if forest else _STILL
-        return float(min(self._far, 1.0 + margin * np.sqrt(ROWS[0] / len(self._few.x))))
+    @property
+    def _few_are_all(self) -> bool:
+        return len(self._few.x) == len(self._many.x)
 
     def _trial(self, kind: str) -> _Parts:
+        if self._few_are_all:
+            return self._parts.setdefault(kind, _Parts(kind, self._many))
         return self._trials.setdefault(kind, _Parts(kind, self._few, quick=True))
 
-    def _first_errors(self, threads: int, memory: TrialMemory) -> dict[str, float]:
-        """Errors of all kinds where the first part of a trial on few rows is held out.
+    def _first_errors(self, threads: int, memory: TrialMemory) -> dict[str, tuple[float, float]]:
+        """Errors of all kinds where the first part of a few rows is held out, and how they fall.
 
         None where trees cannot be tried, and 0 where groups or times are held out: a few of them
         say little of all others.
@@ -402,7 +416,7 @@ class TreeSearch:
         if np.abs(self._rows.x).max(initial=0.0) > np.finfo(np.float32).max:
             return {}
         if len(np.unique(few.units)) < len(few.units):
-            return dict.fromkeys(self._kinds, 0.0)
+            return dict.fromkeys(self._kinds, (0.0, 1.0))
 
         def key(kind: str) -> tuple[Any, ...]:
             return kind, len(few.x), "first"
@@ -411,13 +425,14 @@ class TreeSearch:
             if memory.get(key(kind)) is None:
                 self._trial(kind).fit(1, 1)
 
-        def first_error(kind: str) -> float:
+        def first_error(kind: str) -> tuple[float, float]:
             trial = self._trial(kind)
             trial.fit(1, 1)
             held, predicted = trial.held_out()
             # Rows of the part may have the rare events, or none of them.
             every = few.y, few.weights
-            return law_error(predicted[held], few.y[held], few.weights[held], every)
+            error = law_error(predicted[held], few.y[held], few.weights[held], every)
+            return error, trial.falling
 
         if threads > 1:
             self._each(begun, self._kinds, few, threads)
@@ -441,6 +456,14 @@ class TreeSearch:
 
         self._each(fit, kinds, self._many, threads)
 
+    def _grow(self, kinds: Sequence[str]) -> None:
+        """Give the fitted parts of these kinds the trees of their next stage."""
+
+        def grow(kind: str) -> None:
+            self._parts[kind].grow(self._many.threads)
+
+        self._each(grow, kinds, self._many, self._many.threads)
+
     @staticmethod
     def _each(
         work: Callable[[str], None], kinds: Sequence[str], rows: TrainingRows, threads: int
@@ -462,20 +485,27 @@ class TreeSearch:
         for number, _ in enumerate(_Parts(kinds[0], self._many).rounds[:-1]):
             self._fit(left, number, self._many.threads)
             left = self._not_behind(left, other)
+            while growing := [kind for kind in left if self._parts[kind].grows]:
+                self._grow(growing)
+                left = self._not_behind(left, other)
             if not left:
                 break
         return left
 
     def _not_behind(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
-        """Those of the kinds that are not, at the rows that their parts so far hold out."""
-        rows = self._many
-        held = [self._parts[kind].held_out() for kind in kinds]
+        """Those of the kinds that are not, at the rows that their parts so far hold out.
+
+        Errors that more steps would lower are not behind before they have them.
+        """
+        rows, each = self._many, [self._parts[kind] for kind in kinds]
+        held = [parts.held_out() for parts in each]
         seen, _ = held[0]
         y, share = rows.y[seen], rows.weights[seen] / rows.weights[seen].sum()
         errors = [law_errors(predicted[seen], y, share) for _, predicted in held]
         best = min(errors, key=lambda one: float(share @ one))
         before = law_errors(other[seen], y, share)
         clearness = partial(_clearness, weights=share, units=rows.units[seen])
+        errors = [parts.falling * error for parts, error in zip(each, errors, strict=True)]
         return tuple(
             kind
             for kind, error in zip(kinds, errors, strict=True)
@@ -487,6 +517,8 @@ class TreeSearch:
         count = len(_Parts(kind, self._many).rounds)
         for number in range(count):
             self._fit([kind], number, self._many.threads)
+            while self._parts[kind].grows:
+                self._grow([kind])
         # Popped, so that scikit-learn's trees of one kind at a time are held.
         return self._parts.pop(kind).whole(self._many.threads)
 
