@@ -234,12 +234,15 @@ def _fitted(found: CrossFit, rows: TrainingRows, selected: Array) -> TreeMean:
 class TreeSearch:
     """The trees that predict rows of other folds best, if they do so better than a ridge.
 
-    What is compared is :func:`law_error`. All kinds are tried with few trees on 1,000 rows, as long
-    as they are not hopeless on a third of these. Those that are not far behind are fitted to 8,192,
-    or to all rows where these are at most twice as many; where the few are all rows, forests and
-    kinds whose error more steps do not lower must be nearer. The first parts of the folds, of 200
-    rows or more, are fitted before the others, which follow two at a time, and kinds that are
-    behind the ridge regression or the best kind by a standard error on those so far are left out.
+    What is compared is :func:`law_error`. Of more than 1,000 rows, 1,000 are tried first: with few
+    trees, of which a third of the rows tells whether a kind is hopeless; those that are not far
+    behind are fitted to 8,192, or to all rows where these are at most twice as many. Of fewer rows
+    all are tried at once, and the first part of the folds tells which kinds are hopeless.
+
+    Then they race: first parts of the folds, of 200 rows or more, are fitted before the others,
+    which follow two at a time, and each in stages of more trees. After each stage the kinds are
+    left out that are behind the ridge regression or the best kind by a standard error, even if
+    more steps of boosting lower their errors as the last ones did.
     Of the others the best one is taken that is better than the ridge regression by 1 %, or by two
     standard errors of the difference over units of rows, by this error or by the squared one, and
     not as much worse by the other.

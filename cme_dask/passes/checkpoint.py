@@ -46,7 +46,7 @@ from cme_dask.passes.user_code import code_digests
 
 log = logging.getLogger("cme_dask.run")
 
-KIND, SCHEMA_VERSION = "checkpoint", 9
+KIND, SCHEMA_VERSION = "checkpoint", 10
 
 _BLOCKS = 64
 _TRIALS, _TRIALS_PER_WRITING = "trials", 20.0
