@@ -216,6 +216,15 @@ def few_held_rows(request):
         yield
 
 
+@pytest.fixture(scope="module")
+def least_searches(few_held_rows):
+    """Searches for kernels begin at few length scales and take few steps: for modules of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2))
+        patch.setattr("cme_dask.learning.regression._STEPS", (3, 1, 1))
+        yield
+
+
 def few_scales(patch):
     """Grids of a few length scales for the studies, by this monkeypatch."""
     from benchmarks import classifiers, laws

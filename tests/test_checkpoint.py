@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from conftest import write_store
+from conftest import shorten_searches, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -49,7 +49,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning"),
 ]
 
-N = 400_000  # 13 blocks of 8 strips
+N = 200_000  # 7 blocks of 8 strips, the last one short
 
 
 class Interrupted(Exception):
@@ -70,8 +70,8 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def short_store(tmp_path_factory):
-    """Four blocks of 8 strips."""
-    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N // 3)
+    """Three blocks of 8 strips, and a strip."""
+    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N // 2)
 
 
 def joint(**options):
@@ -166,8 +166,8 @@ def test_every_estimator_goes_on(short_store, tmp_path, make):
 
 def test_a_classifier_goes_on(tmp_path):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(70_000, 1))
-    label = np.where(x[:, 0] + rng.normal(size=70_000) > 0, "up", "down")
+    x = rng.normal(size=(10_000, 1))  # three blocks of a strip
+    label = np.where(x[:, 0] + rng.normal(size=10_000) > 0, "up", "down")
 
     def make():
         return KernelLogisticRegression(kernels.Gaussian(1.0), max_rank=6)
@@ -179,9 +179,9 @@ def test_a_classifier_goes_on(tmp_path):
 
 def test_shards_add_up_to_the_bits_of_one_fit(store, whole, tmp_path):
     folder = tmp_path / "run"
-    for i in (3, 0, 9, 4, 1, 7, 2, 8, 6, 5):  # in any order, on other numbers of workers
-        with pytest.raises(ShardDone, match=f"shard {i + 1} of 10 has done its share of pass-000"):
-            joint().fit(store, checkpoint=folder, shard=(i, 10), workers=1 + i % 3)
+    for i in (2, 0, 3, 1):  # in any order, on other numbers of workers
+        with pytest.raises(ShardDone, match=f"shard {i + 1} of 4 has done its share of pass-000"):
+            joint().fit(store, checkpoint=folder, shard=(i, 4), workers=1 + i % 3)
     done = joint().fit(store, checkpoint=folder)
     assert bits(done) == whole
     assert done.report_.resumed_strips == -(-N // strip_length(N))
@@ -499,8 +499,8 @@ def test_other_versions_are_refused(store, begun):
         joint().fit(store, checkpoint=begun)
 
 
-def test_a_damaged_checkpoint_is_one_sentence(store, tmp_path):
-    folder = tmp_path / "run"
+def test_a_damaged_checkpoint_is_one_sentence(short_store, tmp_path):
+    store, folder = short_store, tmp_path / "run"
     joint().fit(store, checkpoint=folder)
     hold = tmp_path / "hold"
     shutil.copytree(folder, hold)
@@ -569,7 +569,8 @@ def test_one_run_at_a_time(store, begun):
         joint().fit(store, checkpoint=begun, progress=second)
 
 
-def test_the_command_keeps_resumes_and_clears_up(store, tmp_path, brief_search):
+def test_the_command_keeps_resumes_and_clears_up(store, tmp_path, monkeypatch):
+    shorten_searches(monkeypatch, rows=200, max_rank=15, evaluations=1)
     folder, out = tmp_path / "run", tmp_path / "m.zarr"
     command = ["fit", str(store), "--out", str(out), "--reg", "1e-4", "--max-rank", "12"]
     command += ["--constraint", "coupling", "--residual", "no", "--json"]
@@ -629,7 +630,7 @@ def alike(a, b):
     return repr(a) == repr(b)
 
 
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(value=VALUES)
 def test_partial_sums_come_back_as_they_went(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("partial") / "p"
