@@ -893,7 +893,8 @@ def test_files_hold_the_texts_of_declared_events(tmp_path):
     fit = JointDistribution(**given, residual=True).fit(x, y, functions=functions)
     assert fit.model_.about["events"] == {"x": {}, "y": {"high": "y0 > 0.5"}}
     fit.save(tmp_path / "m")
-    law, back = fit.conditional(x[:5]), load(tmp_path / "m").conditional(x[:5])
+    law, saved = fit.conditional(x[:5]), load(tmp_path / "m")
+    back = saved.conditional(x[:5])
     for query in ("expect", "probability"):
         chance = getattr(law, query)("high")
         np.testing.assert_array_equal(getattr(back, query)("high"), chance)
@@ -901,7 +902,7 @@ def test_files_hold_the_texts_of_declared_events(tmp_path):
     assert chance.max() > 0.0
     with pytest.raises(DataError, match=r"need the declared function 'square' itself.*give it"):
         back.expect("square")
-    again = load(tmp_path / "m").conditional(x[:5], functions={"square": functions["square"]})
+    again = saved.conditional(x[:5], functions={"square": functions["square"]})
     np.testing.assert_array_equal(again.expect("square"), law.expect("square"))
     state = fit.model_.to_state()
     state.description["about"]["events"]["y"]["high"] = 3

@@ -229,6 +229,16 @@ def fitted(penalty="rows", data=(X, Y), weights=None, scheduler="synchronous", *
     return model.fit(*data, weights=weights, scheduler=scheduler)
 
 
+@pytest.fixture(scope="module")
+def by_rows():
+    return fitted("rows")
+
+
+@pytest.fixture(scope="module")
+def by_columns():
+    return fitted("columns")
+
+
 @EACH
 def test_on_all_rows_it_is_the_dense_problem(penalty):
     x, y = table(12, seed=3)
@@ -269,7 +279,7 @@ def test_on_all_rows_it_is_the_dense_problem(penalty):
 
 
 @EACH
-@pytest.mark.parametrize("n", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [24, pytest.param(500, marks=pytest.mark.slow)])
 def test_one_gamma_on_more_rows_is_the_dense_problem(penalty, n):
     x, y = table(n)
     kx, ky = kernels.Laplace(0.7), kernels.Laplace(0.5)
@@ -300,7 +310,7 @@ def test_errors_fall_like_the_root_of_the_trace_error(penalty):
     W = np.linalg.inv(KX(x, x) + len(x) * reg * np.eye(len(x)))
     bases = [NewtonBasis.from_points(k, rows) for k, rows in ((KX, x), (KY, y))]
     dense = bases[0](x).T @ W @ bases[1](y)
-    tols = 10.0 ** -np.arange(1, 9, 1 if penalty == "l1" else 2)
+    tols = 10.0 ** -np.arange(1, 9, 2)
     for tol in tols:
         own = [pivoted_cholesky(k, rows, tol) for k, rows in ((KX, x), (KY, y))]
         candidates = [rows[each.pivots] for each, rows in zip(own, (x, y), strict=True)]
@@ -337,7 +347,7 @@ def _coefficients(model):
 @pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
 def test_a_path_towards_zero_ends_at_the_dense_embedding(penalty):
     plain, relaxed = (
-        fitted(penalty, n_gammas=8, gamma_ratio=1e-8, max_rank=8, n_folds=2, relax=relax)
+        fitted(penalty, n_gammas=6, gamma_ratio=1e-8, max_rank=6, n_folds=2, relax=relax)
         for relax in (False, True)
     )
     assert plain.path_.distances[-1] < 1e-6 * plain.path_.dense_distance
@@ -345,18 +355,19 @@ def test_a_path_towards_zero_ends_at_the_dense_embedding(penalty):
     assert relaxed.path_.distances[-1] < 1e-10 * relaxed.path_.dense_distance
     at = np.linspace(-1, 1, 5)[:, None]
     dense = plain.dense_.embedding(at, Y[:5])
-    assert np.abs(plain.model_at(7).embedding(at, Y[:5]) - dense).max() < 1e-5
-    assert np.abs(relaxed.model_at(7).embedding(at, Y[:5]) - dense).max() < 1e-9
+    assert np.abs(plain.model_at(5).embedding(at, Y[:5]) - dense).max() < 1e-5
+    assert np.abs(relaxed.model_at(5).embedding(at, Y[:5]) - dense).max() < 1e-9
     assert plain.path_.losses[-1] == pytest.approx(plain.path_.dense_loss, rel=1e-5)
 
 
 @EACH
+@pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")
 def test_held_out_losses_and_the_choice(penalty):
-    model = fitted(penalty, n_gammas=4, max_rank=8, gamma_ratio=0.03)
+    model = fitted(penalty, n_gammas=4, max_rank=6, gamma_ratio=0.03, n_folds=3)
     path, bases = model.path_, (model.basis_x_.newton, model.basis_y_.newton)
     factor, values = [basis.factor for basis in bases], (bases[0](X), bases[1](Y))
-    folds, losses, shares = fold_of_rows(0, len(X), 4), [], []
-    for fold in range(4):
+    folds, losses, shares = fold_of_rows(0, len(X), 3), [], []
+    for fold in range(3):
         rest, held = folds != fold, folds == fold
         ridge = values[0][rest].T @ values[0][rest] / rest.sum() + 1e-3 * np.eye(len(factor[0]))
         target = np.linalg.solve(ridge, values[0][rest].T @ values[1][rest] / rest.sum())
@@ -383,7 +394,7 @@ def test_held_out_losses_and_the_choice(penalty):
 @EACH
 def test_relaxed_fits_are_nearer_to_the_dense_embedding(penalty, tmp_path):
     plain, relaxed = (
-        fitted(penalty, relax=relax, n_gammas=4, n_folds=2) for relax in (False, True)
+        fitted(penalty, relax=relax, n_gammas=3, max_rank=8, n_folds=2) for relax in (False, True)
     )
     assert relaxed.n_passes_ == 1
     nonzero = [model.path_.coefs != 0.0 for model in (plain, relaxed)]
@@ -418,8 +429,8 @@ def test_refits_end_where_the_retained_points_span_everything():
     assert np.abs(path.coefs[-1]).max() > 1e6
 
 
-def test_its_model_answers_any_function():
-    model = fitted("columns")
+def test_its_model_answers_any_function(by_columns):
+    model = by_columns
     at = np.linspace(-1.5, 1.5, 9)[:, None]
     plain = KX(at, model.points_x_) @ model.model_.coef
     remainder = 1.0 - plain.sum(axis=1, keepdims=True)
@@ -453,9 +464,9 @@ def test_its_model_answers_any_function():
     assert near.max() < 0.05
 
 
-def test_the_remainder_of_the_weights_is_spread_over_all_rows(tmp_path):
+def test_the_remainder_of_the_weights_is_spread_over_all_rows(tmp_path, by_columns):
     """Far from the data the mean; a constant added to y is added to answers everywhere."""
-    model = fitted("columns")
+    model = by_columns
     points, v = model.points_y_, model.model_.remainder
     # Its mean embedding is the nearest one to that of all rows, by the conditions of optimality.
     slope = KY(points, points) @ v - KY(points, Y).mean(axis=1)
@@ -488,11 +499,11 @@ def test_one_pass_reads_every_chunk_once(tmp_path):
 
 def test_chunks_schedulers_and_checkpoints_give_the_same_bits(tmp_path):
     x, y = table(9000)
-    plain = fitted("l1", (x, y))
+    plain = fitted("l1", (x, y), n_gammas=3)
     cut = [da.from_array(a, chunks=(1700, 1)) for a in (x, y)]
     for other in (
-        fitted("l1", cut, scheduler="threads"),
-        sparse().fit(x, y, checkpoint=tmp_path / "c"),
+        fitted("l1", cut, scheduler="threads", n_gammas=3),
+        sparse(n_gammas=3).fit(x, y, checkpoint=tmp_path / "c"),
     ):
         assert np.array_equal(other.path_.coefs, plain.path_.coefs)
         assert np.array_equal(other.path_.losses, plain.path_.losses)
@@ -514,8 +525,8 @@ def test_processes_and_a_cluster_give_the_bits_of_threads(cluster, tmp_path):
         assert np.array_equal(other.predict(X), threads.predict(X))
 
 
-def test_saved_models_answer_alike_without_dask(tmp_path):
-    model = fitted("columns")
+def test_saved_models_answer_alike_without_dask(tmp_path, by_columns):
+    model = by_columns
     model.save(tmp_path / "m.zarr")
     result = load(tmp_path / "m.zarr")
     assert np.array_equal(result.expect(np.ravel, X[:5]), model.expect(np.ravel, X[:5]))
@@ -548,8 +559,8 @@ def test_targets_of_changing_width_are_refused():
         model.partial_fit(X, np.hstack([Y, Y]), scheduler="synchronous")
 
 
-def test_at_gamma_max_no_point_is_left(tmp_path):
-    top = fitted().path_.gamma_max
+def test_at_gamma_max_no_point_is_left(tmp_path, by_rows):
+    top = by_rows.path_.gamma_max
     model = fitted(gamma=top)
     assert (model.sparsity_, len(model.points_x_), len(model.points_y_)) == (1.0, 0, 0)
     model.save(tmp_path / "m.zarr")
@@ -567,12 +578,12 @@ def test_labels_have_probabilities():
     assert np.mean(model.predict(data[0]) == labels) > 0.75
 
 
-def test_pictures_of_a_path():
+def test_pictures_of_a_path(by_rows):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    for model in (fitted(), fitted(n_folds=1, gamma=1e-3)):
+    for model in (by_rows, fitted(n_folds=1, gamma=1e-3)):
         ax = model.path_.plot()
         assert len(ax.lines[0].get_xdata()) == len(model.path_.gammas)
         pyplot.close(ax.figure)
@@ -625,10 +636,10 @@ def test_a_path_that_misses_its_gap_says_so():
     assert model.path_.gaps[0] > 1e-8
 
 
-def test_bad_questions_are_one_sentence():
+def test_bad_questions_are_one_sentence(by_rows):
     with pytest.raises(NotFittedError, match="SparseEmbedding is not fitted"):
         SparseEmbedding().predict(X)
-    model = fitted()
+    model = by_rows
     with pytest.raises(DataError, match="unknown column 'z': there are y0"):
         model.expect("z", X)
     with pytest.raises(DataError, match=r"must return shape \(\d+,\) or \(\d+, d\)"):

@@ -755,7 +755,7 @@ def test_the_ridge_that_trees_are_compared_with_is_in_its_own_coordinates(monkey
         seen["all"] = law_error(ridge(rows), rows.y, rows.weights)
 
     monkeypatch.setattr(TreeSearch, "better", compared)
-    fit = JointDistribution(tuning=Tuning(rows=500, evaluations=0), max_rank=60).fit(x, y)
+    fit = JointDistribution(tuning=Tuning(rows=500, evaluations=0)).fit(x, y)
     assert fit.model_.about["residual"]["transform"] != "raw"
     assert seen["all"] < 1.1 * seen["few"]
 
