@@ -33,6 +33,7 @@ from cme_dask.errors import DataError, NotFittedError, UnseenCategoryWarning
 from cme_dask.kernels import Gaussian
 from cme_dask.operators import Space, change_prior
 
+pytestmark = pytest.mark.usefixtures("least_searches")
 N = 100
 Q = [0.05, 0.25, 0.5, 0.75, 0.95]
 
@@ -224,12 +225,19 @@ def test_distribution_functions_at_quantiles_reach_their_levels(case):
             assert (below >= q).all(), (column, q, below)
 
 
-def test_pickled_saved_and_cloned_default_fits_answer_alike(case):
+SAVED = {in_numpy, in_xarray, in_pandas, of_twenty_columns, of_two_answers}
+"""Inputs whose models differ by their columns: the others' are saved as one of these."""
+
+
+def test_pickled_saved_and_cloned_default_fits_answer_alike(case, request):
     model, _, at, folder = case
     expected = everything(model.conditional(at))
-    model.save(folder / "model", overwrite=True)
     pickled = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
-    for other in (pickled, load(folder / "model")):
+    others = [pickled]
+    if INPUTS[request.node.callspec.params["case"]] in SAVED:
+        model.save(folder / "model", overwrite=True)
+        others.append(load(folder / "model"))
+    for other in others:
         for name, answer in everything(other.conditional(at)).items():
             assert_array_equal(answer, expected[name], err_msg=name)
         signed = model.model_.function_names[0][:1]

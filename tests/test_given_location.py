@@ -1,5 +1,6 @@
 """Locations that a user gives: columns of predictions and regressors, beside fits by hand."""
 
+import copy
 import pickle
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from cme_dask.passes.fit import sample_rows
 from cme_dask.passes.sources import open_sample
 
 N_FOLDS = 4
+pytestmark = pytest.mark.usefixtures("least_searches")
 TREE = DecisionTreeRegressor(max_depth=4, random_state=3)
 MEDIAN = {"kernel_x": "median", "kernel_y": "median", "tol": 1e-2, "n_folds": N_FOLDS}
 
@@ -364,6 +366,13 @@ def test_a_model_with_a_column_is_saved_and_one_with_a_regressor_is_not(tmp_path
     np.testing.assert_array_equal(copy.predict(x[:9]), fit.predict(x[:9]))
 
 
+@pytest.fixture(scope="module")
+def column_model():
+    """A model of few rows whose location is a column."""
+    x, y = with_predictions()
+    return given("x2", support_size=20).fit(x[:60], y[:60]).model_
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -376,9 +385,8 @@ def test_a_model_with_a_column_is_saved_and_one_with_a_regressor_is_not(tmp_path
         {"type": "eval"},
     ],
 )
-def test_damaged_locations_in_files_are_refused(change):
-    x, y = with_predictions()
-    state = given("x2", support_size=20).fit(x[:60], y[:60]).model_.to_state()
+def test_damaged_locations_in_files_are_refused(column_model, change):
+    state = copy.deepcopy(column_model.to_state())
     state.description["residual"]["location"] |= change
     with pytest.raises(StoreError, match="damaged"):
         JointModel.from_state(state)
@@ -514,6 +522,7 @@ def test_the_command_takes_a_column(tmp_path):
 
 
 TREES = Tuning(rows=300, max_rank=40, evaluations=0)
+FEW = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
 
 
 def steps(n=400, seed=1):
@@ -525,14 +534,21 @@ def steps(n=400, seed=1):
 
 @pytest.fixture(scope="module")
 def joined():
-    """A tree of few leaves, joined by others."""
-    x, y = steps()
-    few = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
-    return JointDistribution(location=few, tuning=TREES, n_folds=N_FOLDS).fit(x, y), few
+    """A tree of few leaves, joined by others, and the errors by which their share was chosen."""
+    seen = []
+
+    def recorded(values, target, weights):
+        seen.append((values, law_error(values, target, weights)))
+        return seen[-1][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cme_dask.estimators.locating.law_error", recorded)
+        fit = JointDistribution(location=FEW, tuning=TREES, n_folds=N_FOLDS).fit(*steps())
+    return fit, seen
 
 
 def test_trees_join_a_regressor_that_predicts_worse(joined):
-    fit, few = joined
+    fit, _ = joined
     location, (x, y) = fit.model_.residual.location, steps()
     assert isinstance(location, MixedMean)
     words = fit.model_.about["residual"]["location"]
@@ -540,7 +556,7 @@ def test_trees_join_a_regressor_that_predicts_worse(joined):
     assert words.startswith(f"{share:.0%} DecisionTreeRegressor, {1 - share:.0%} ")
     assert words in repr(fit.model_)
     assert 0.1 <= share < 0.5
-    alone = clone(few).fit(x, y[:, 0]).predict(x)[:, None]
+    alone = clone(FEW).fit(x, y[:, 0]).predict(x)[:, None]
     np.testing.assert_allclose(location.given(x), alone)
     both = share * alone + (1 - share) * location.other(x)
     np.testing.assert_allclose(location(x), both, rtol=1e-12)
@@ -550,22 +566,14 @@ def test_trees_join_a_regressor_that_predicts_worse(joined):
     assert 0.0 < fit.model_.residual.scale[0] <= 1.0
 
 
-def test_the_share_is_the_best_for_laws_at_rows_that_neither_has_seen(monkeypatch):
-    x, y = steps(300)
-    seen = []
-
-    def recorded(values, target, weights):
-        seen.append((values, law_error(values, target, weights)))
-        return seen[-1][1]
-
-    monkeypatch.setattr("cme_dask.estimators.locating.law_error", recorded)
-    few = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
-    fit = JointDistribution(location=few, tuning=TREES, n_folds=N_FOLDS).fit(x, y)
+def test_the_share_is_the_best_for_laws_at_rows_that_neither_has_seen(joined):
+    fit, seen = joined
+    x, y = steps()
     assert len(seen) == 10
     best = int(np.argmin([error for _, error in seen]))
     assert fit.model_.residual.location.share == pytest.approx((best + 1) / 10)
     # The last one is the given regressor alone, without each row's own fold; rows are shuffled.
-    made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS), few)
+    made = predictions(x, y, fold_of_rows(0, len(x), N_FOLDS), FEW)
     np.testing.assert_allclose(np.sort(seen[-1][0], axis=0), np.sort(made, axis=0))
 
 
@@ -603,7 +611,7 @@ def test_locations_of_other_columns_do_not_mix(joined):
 @pytest.mark.parametrize("why", ["as it is", "kernels given", "better", "column"])
 def test_a_regressor_stays_alone(why):
     x, y = steps(300)
-    location, changes = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0), {"tuning": TREES}
+    location, changes = FEW, {"tuning": TREES}
     if why == "as it is":
         changes["residual"] = True
     if why == "kernels given":
@@ -633,7 +641,8 @@ def skewed(n=400, seed=2, q=1):
     return x, np.hstack([np.exp(log), log + 0.1 * rng.normal(size=(n, 1))][:q])
 
 
-FEW = DecisionTreeRegressor(max_leaf_nodes=8, random_state=0)
+JOINED = []
+"""What joined the regressor of the last fit of :func:`beside_ridge`."""
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["scores", "columns"])
@@ -641,7 +650,15 @@ def beside_ridge(request):
     """A tree of few leaves, joined by a ridge regression; one column of y is located in scores."""
     x, y = skewed(q=request.param)
     fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS)
-    return fit.fit(x, y), x, y
+    JOINED.clear()
+
+    def recorded(*args):
+        JOINED.append(join_location(*args))
+        return JOINED[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cme_dask.estimators.locating.join_location", recorded)
+        return fit.fit(x, y), x, y
 
 
 def test_a_ridge_regression_joins_a_regressor_in_its_coordinates(beside_ridge):
@@ -701,18 +718,11 @@ def test_a_mixture_has_the_coordinates_of_its_residuals(beside_ridge):
         JointModel.from_state(state)
 
 
-def test_a_ridge_regression_joins_in_rows_without_a_fold_of_theirs(monkeypatch):
+@pytest.mark.parametrize("beside_ridge", [1], indirect=True)
+def test_a_ridge_regression_joins_in_rows_without_a_fold_of_theirs(beside_ridge):
     """Each mixture is that of parts which have not seen the fold."""
-    x, y = skewed()
-    seen = []
-
-    def recorded(*args):
-        seen.append(join_location(*args))
-        return seen[-1]
-
-    monkeypatch.setattr("cme_dask.estimators.locating.join_location", recorded)
-    fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS).fit(x, y)
-    residuals, folds = seen[0].given.residuals, fold_of_rows(0, len(x), N_FOLDS)
+    fit, x, y = beside_ridge
+    residuals, folds = JOINED[0].given.residuals, fold_of_rows(0, len(x), N_FOLDS)
     made = predictions(x, y, folds, FEW)
     share = residuals.location.share
     coefs = [each.other.coef for each in residuals.each]

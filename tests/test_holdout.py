@@ -1,5 +1,6 @@
 """Parts of a sample in every pass: NumPy masks are the oracle, reads are counted at the store."""
 
+import shutil
 from dataclasses import replace
 
 import dask.array as da
@@ -31,7 +32,7 @@ from cme_dask.passes.sources import open_sample
 N = 10_001  # three strips, the last one short
 DAY = 86_400.0
 THREADS = RunOptions("threads", 2).executor()
-EXAMPLES = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=6, suppress_health_check=list(HealthCheck))
 
 
 def table():
@@ -77,6 +78,19 @@ def write(path, *, weighted=False, chunk_rows=999, group=GROUP, time=TIME, x=X, 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return write(tmp_path_factory.mktemp("store") / "s.zarr", weighted=True)
+
+
+@pytest.fixture(scope="module")
+def plain_store(tmp_path_factory):
+    """All rows weigh the same."""
+    return write(tmp_path_factory.mktemp("store") / "p.zarr")
+
+
+@pytest.fixture(scope="module")
+def long_chunks(tmp_path_factory):
+    """Each chunk is a strip."""
+    path = tmp_path_factory.mktemp("store") / "l.zarr"
+    return write(path, weighted=True, chunk_rows=4096)
 
 
 def mask(by, share, held_out, seed=0):
@@ -164,7 +178,7 @@ cuts = st.lists(st.integers(1, N - 1), max_size=6, unique=True).map(
 @EXAMPLES
 @given(
     by=st.sampled_from(HALVES),
-    chunk_rows=st.integers(300, N + 5),
+    chunk_rows=st.integers(500, N + 5),
     threads=st.integers(1, 4),
 )
 def test_any_store_chunks_give_the_same_bits(reference, tmp_path_factory, by, chunk_rows, threads):
@@ -318,7 +332,7 @@ def test_ranges_over_a_part(store, by):
 @pytest.mark.parametrize("mode", ["greedy", "random"])
 @pytest.mark.parametrize("by", HALVES)
 def test_pivots_over_all_rows_are_rows_of_the_part(store, mode, by):
-    options = {"tol": 5e-2, "pivots": mode, "random_state": 1}
+    options = {"tol": 0.2, "pivots": mode, "random_state": 1}
     for part, held_out in zip(
         open_sample(str(store)).split(0.3, by=by), (False, True), strict=True
     ):
@@ -388,16 +402,16 @@ def test_rows_without_a_time_are_found(tmp_path, how):
 
 
 @pairwise(weighted=[False, True], by=list(HALVES), size=[300, 20_000])
-def test_row_samples_of_parts_agree_wherever_the_rows_lie(tmp_path, weighted, by, size):
+def test_row_samples_of_parts_agree_wherever_the_rows_lie(store, plain_store, weighted, by, size):
     """The stored sample filtered, and what is gathered from arrays, are the same rows."""
-    write(tmp_path / "s.zarr", weighted=weighted)
+    path = str(store if weighted else plain_store)
     w = {"weights": W} if weighted else {}
-    group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
+    group = zarr.open_group(path, mode="r")
     foreign = {name: group[name] for name in ("group", "time", *w)}
     lazy = {"group": GROUP, "time": TIME, **w}
     lazy = {name: da.from_array(v, chunks=777) for name, v in lazy.items()}
     samples = [
-        open_sample(str(tmp_path / "s.zarr")),
+        open_sample(path),
         open_sample(X, Y, group=GROUP, time=TIME, **w),
         open_sample(group["x"], group["y"], **foreign),
         open_sample(da.from_array(X, chunks=(1234, 2)), da.from_array(Y, chunks=777), **lazy),
@@ -463,9 +477,8 @@ def test_a_small_stored_sample_of_a_part_is_enough(store):
         ("7d", None, {"time"}),
     ],
 )
-def test_each_chunk_is_read_once_and_only_of_needed_columns(tmp_path, fold_by, by, columns):
-    write(tmp_path / "s.zarr", weighted=True, chunk_rows=4096)
-    counted, group = opened(tmp_path / "s.zarr")
+def test_each_chunk_is_read_once_and_only_of_needed_columns(long_chunks, fold_by, by, columns):
+    counted, group = opened(long_chunks)
     sample = open_sample(group).fold_by(fold_by)
     sample = sample if by is None else sample.split(0.3, by=by)[0]
     fit = JointDistribution(
@@ -481,9 +494,8 @@ def test_each_chunk_is_read_once_and_only_of_needed_columns(tmp_path, fold_by, b
             assert set(counts.values()) == {1}
 
 
-def test_passes_without_folds_leave_their_column_unread(tmp_path):
-    write(tmp_path / "s.zarr")
-    counted, group = opened(tmp_path / "s.zarr")
+def test_passes_without_folds_leave_their_column_unread(plain_store):
+    counted, group = opened(plain_store)
     sample = open_sample(group).fold_by("7d")
     moments_of(sample, 1)
     run_pass(sample, [NearestRows(X[:2], 5, np.ones(2))], THREADS)
@@ -539,8 +551,8 @@ def test_repr_tells_folds_and_part(store):
         (lambda s: s.roles({"season": "s"}), "describes no roles"),
     ],
 )
-def test_damaged_roles_are_named(tmp_path, damage, message):
-    write(tmp_path / "s.zarr")
+def test_damaged_roles_are_named(tmp_path, plain_store, damage, message):
+    shutil.copytree(plain_store, tmp_path / "s.zarr")
     group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r+")
 
     class Damage:

@@ -74,7 +74,7 @@ cuts = st.lists(st.integers(1, N - 1), max_size=8, unique=True).map(
 )
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     chunks=cuts,
     chunks_y=cuts,
@@ -88,8 +88,8 @@ def test_any_dask_chunks_and_threads(reference, chunks, chunks_y, threads, weigh
     assert bits(model) == reference[weighted]
 
 
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
-@given(chunk_rows=st.integers(37, N + 5), threads=st.integers(1, 4), weighted=st.booleans())
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@given(chunk_rows=st.integers(150, N + 5), threads=st.integers(1, 4), weighted=st.booleans())
 def test_any_store_chunks(reference, tmp_path_factory, chunk_rows, threads, weighted):
     path = tmp_path_factory.mktemp("store") / "s.zarr"
     write_store(path, X, Y, W if weighted else None, chunk_rows=chunk_rows)
@@ -131,7 +131,7 @@ def test_processes(reference, tmp_path):
     assert bits(fit(tmp_path / "s.zarr", scheduler="processes", workers=2)) == reference[False]
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(
     chunk_rows=st.integers(501, N),
     weighted=st.booleans(),
@@ -165,7 +165,7 @@ def test_any_number_of_blas_threads(reference):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((9000, 3))
     y = x[:, :1] + rng.standard_normal((9000, 1))
-    quick = Tuning(rows=600, max_rank=60, evaluations=2)
+    quick = Tuning(rows=600, max_rank=60, evaluations=2, trees=("shallow",))
     learned = JointDistribution(
         kernel_x=kernels.Gaussian(1.0), tol=4e-3, max_rank=300, tuning=quick, calibration=False
     )
@@ -215,7 +215,7 @@ def test_blas_threads_are_given_back():
 @pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning")  # few of them are enough
 def test_sampled_pivots_are_the_same_from_any_source(tmp_path, monkeypatch):
     """Stores, NumPy and Dask draw the same row sample, hence the same pivots and the same bits."""
-    shorten_searches(monkeypatch, rows=300, max_rank=30, evaluations=2)
+    shorten_searches(monkeypatch, rows=300, max_rank=30, evaluations=1)
     rows = X[:5000], Y[:5000]  # two strips, the last one short
     write_store(tmp_path / "s.zarr", *rows, chunk_rows=1234)
     lazy = [da.from_array(a, chunks=3210) for a in rows]

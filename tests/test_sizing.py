@@ -12,6 +12,7 @@ from cme_dask import (
     ClusterRates,
     ConditionalMeanEmbedding,
     JointDistribution,
+    Tuning,
     kernels,
     plan_cluster,
 )
@@ -94,12 +95,14 @@ def sharp(n):
 @pytest.mark.parametrize(
     "estimator",
     [
-        JointDistribution(sample_size=2_000),
+        JointDistribution(
+            sample_size=1_000, tuning=Tuning(rows=500, max_rank=100, evaluations=0, trees=())
+        ),
         ConditionalMeanEmbedding(kernel_x="median", reg=(1e-4, 1e-2), validation="leave-one-out"),
     ],
 )
 def test_every_pass_of_a_fit_is_scaled(estimator):
-    fit = estimator.plan(*sharp(4_000), workers=1)
+    fit = estimator.plan(*sharp(2_000), workers=1)
     assert fit.passes == 2
     plan = planned(fit, 50, rows=10**9)
     other = plan.fit.further_pass or plan.fit.second.moment_pass
@@ -116,11 +119,11 @@ def test_every_pass_of_a_fit_is_scaled(estimator):
 def test_time_falls_with_workers_until_the_scheduler_is_busy(fit_plan):
     seconds = {
         each.workers: (each.seconds, each.scheduler_busy)
-        for each in planned(fit_plan, 100, rows=10**10).sweep
+        for each in planned(fit_plan, 100, rows=3 * 10**9).sweep
     }
     assert seconds[25][0] > seconds[50][0] > seconds[100][0]
     slow = ClusterRates(**{**RATES.to_dict(), "task_seconds": 0.2, "task_seconds_per_worker": 0.0})
-    plan = planned(fit_plan, 100, rows=10**10, rates=slow)
+    plan = planned(fit_plan, 100, rows=3 * 10**9, rates=slow)
     assert plan.simulation.scheduler_busy > 0.95
     assert plan.limit_workers < 100
     assert plan.tasks_per_second == pytest.approx(5.0)
@@ -141,19 +144,19 @@ def test_where_the_scheduler_is_the_limit_it_is_always_busy(fit_plan):
 
 
 def test_options_change_what_they_name(fit_plan):
-    plain = planned(fit_plan, 20, rows=10**9)
-    slow = planned(fit_plan, 20, rows=10**9, read_rate=1e6)
+    plain = planned(fit_plan, 20, rows=10**8)
+    slow = planned(fit_plan, 20, rows=10**8, read_rate=1e6)
     assert slow.stages["pass: waiting for rows"][0] > plain.stages["pass: waiting for rows"][0]
     assert slow.seconds[0] >= plain.bytes_read / 1e6 / 20
-    shared = planned(fit_plan, 20, rows=10**9, file_system=1e7)
+    shared = planned(fit_plan, 20, rows=10**8, file_system=1e7)
     assert shared.seconds[0] >= plain.bytes_read / 1e7
-    late = planned(fit_plan, 20, rows=10**9, stragglers=(0.05, 10.0))
+    late = planned(fit_plan, 20, rows=10**8, stragglers=(0.05, 10.0))
     assert late.simulation.seconds > plain.simulation.seconds
-    threads = planned(fit_plan, 20, rows=10**9, threads_per_worker=4)
+    threads = planned(fit_plan, 20, rows=10**8, threads_per_worker=4)
     assert threads.memory.worker > plain.memory.worker
     assert [each.threads for each in threads.layouts] == [4]
     assert {each.workers * each.threads for each in plain.layouts} == {20}
-    assert plain.seconds == planned(fit_plan, 20, rows=10**9).seconds
+    assert plain.seconds == planned(fit_plan, 20, rows=10**8).seconds
 
 
 def test_chunks_have_no_more_rows_than_there_are(fit_plan):
@@ -276,12 +279,12 @@ def rates_file(tmp_path, monkeypatch):
 
 
 def test_the_command_without_a_store(rates_file, tmp_path):
-    args = ["--rows", "1e10", "--workers", 200, "--kernel", "gaussian:1", "--max-rank", 20]
+    args = ["--rows", "1e9", "--workers", 50, "--kernel", "gaussian:1", "--max-rank", 20]
     args += ["--columns", "3+2", "--rates", rates_file, "--bandwidth", "100MB"]
     code, stdout, err = command(*args, "--json")
     assert code == 0, err
     result = json.loads(stdout)
-    assert (result["rows"], result["workers"], result["store"]) == (10**10, 200, None)
+    assert (result["rows"], result["workers"], result["store"]) == (10**9, 50, None)
     assert [v["columns"] for v in result["variables"]] == [3, 2]
     assert result["rates"] == RATES.to_dict() | {"bandwidth": 1e8}
     # Its output is a file of rates.
@@ -289,7 +292,7 @@ def test_the_command_without_a_store(rates_file, tmp_path):
     args[args.index(rates_file)] = tmp_path / "plan.json"
     code, stdout, err = command(*args)
     assert code == 0, err
-    for words in ("10,000,000,000 rows", "200 workers", "tasks/s", "in all", "recommended"):
+    for words in ("1,000,000,000 rows", "50 workers", "tasks/s", "in all", "recommended"):
         assert words in stdout
 
 

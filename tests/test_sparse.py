@@ -279,7 +279,7 @@ def test_on_all_rows_it_is_the_dense_problem(penalty):
 
 
 @EACH
-@pytest.mark.parametrize("n", [24, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [16, pytest.param(500, marks=pytest.mark.slow)])
 def test_one_gamma_on_more_rows_is_the_dense_problem(penalty, n):
     x, y = table(n)
     kx, ky = kernels.Laplace(0.7), kernels.Laplace(0.5)
