@@ -585,7 +585,8 @@ def test_a_mixed_location_is_saved_where_both_are_trees(tmp_path, joined):
         each = [getattr(model.conditional(asked), answer)() for model in (fit, again)]
         np.testing.assert_array_equal(*each)
     x, y = steps()
-    linear = JointDistribution(location=LinearRegression(), tuning=TREES).fit(x, y)
+    shallow = replace(TREES, trees=("shallow",))
+    linear = JointDistribution(location=LinearRegression(), tuning=shallow).fit(x, y)
     assert isinstance(linear.model_.residual.location, MixedMean)
     with pytest.raises(DataError, match=r"LinearRegression.*no pickled"):
         linear.save(tmp_path / "n")

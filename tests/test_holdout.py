@@ -332,7 +332,7 @@ def test_ranges_over_a_part(store, by):
 @pytest.mark.parametrize("mode", ["greedy", "random"])
 @pytest.mark.parametrize("by", HALVES)
 def test_pivots_over_all_rows_are_rows_of_the_part(store, mode, by):
-    options = {"tol": 0.2, "pivots": mode, "random_state": 1}
+    options = {"tol": 0.4, "pivots": mode, "random_state": 1}
     for part, held_out in zip(
         open_sample(str(store)).split(0.3, by=by), (False, True), strict=True
     ):
@@ -385,15 +385,13 @@ def test_unusable_values_of_other_rows_do_not_matter(tmp_path):
         JointDistribution(pivots=(X[:5], Y[:5]), kernel_x=kernels.Gaussian(1.0)).fit(held_out)
 
 
-@pytest.mark.parametrize("how", ["folds", "split"])
-def test_rows_without_a_time_are_found(tmp_path, how):
+def test_rows_without_a_time_are_found(tmp_path):
     time = TIME.copy()
     time[[5000, 7000]] = np.nan
     write(tmp_path / "s.zarr", time=time)
     sample = open_sample(str(tmp_path / "s.zarr"))
     assert moments_of(sample, 5)[0].n_rows == N  # nobody asks for the time
-    several = [sample.fold_by("7d")] if how == "folds" else sample.split(0.3, by="7d")
-    for part in several:
+    for part in (sample.fold_by("7d"), *sample.split(0.3, by="7d")):
         with pytest.raises(DataError, match=r"column 'time' has 2 \(first at row 5000\) NaN"):
             JointDistribution(kernel_x=kernels.Gaussian(1.0), tol=0.3).fit(part)
 

@@ -549,7 +549,7 @@ def test_infinite_values_of_rows_that_are_left_out_and_filled_in_are_named(frame
 
 def test_learned_kernels_and_scores_take_rows_filled_in(frame):
     x, y, _ = frame
-    few = Tuning(rows=200, evaluations=1)
+    few = Tuning(rows=200, evaluations=1, trees=())
     x, y = x[:1500], y[:1500]
     fit = JointDistribution(missing="impute", tuning=few, max_rank=50, support_size=100).fit(x, y)
     result = score(fit, x, y)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from chaos_cases import bits, differences, state_bits, timeless
 from click.testing import CliRunner
+from conftest import shorten_searches
 
 from cme_dask import ConditionalMeanEmbedding, JointDistribution, Tuning
 from cme_dask.cli import fitting
@@ -169,6 +170,8 @@ def test_tune_goes_on_and_says_when_it_is_complete(rows, monkeypatch, tmp_path):
 
     monkeypatch.setattr(checkpoint, "_TRIALS_PER_WRITING", 0.0)
     monkeypatch.setattr(fitting.drawing, "available", lambda: False)
+    shorten_searches(monkeypatch, trees=("shallow",))
+    monkeypatch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2))
     with pytest.MonkeyPatch.context() as patch:
         trials = Trials(patch)
         whole = json.loads(run(tmp_path / "whole").stdout)

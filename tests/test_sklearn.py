@@ -108,10 +108,12 @@ QUICK_CHECKS = tuple(kind for kind in DEFAULTS if kind not in SLOW_CHECKS)
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("least_searches")
 @pytest.mark.parametrize("kind", QUICK_CHECKS, ids=lambda kind: kind.__name__)
 def test_checks_of_scikit_learn_on_defaults(kind, monkeypatch):
     """With brief searches, and without the checks of the largest tables: see the slow one."""
-    shorten_searches(monkeypatch, rows=200, max_rank=15, evaluations=1)
+    shorten_searches(monkeypatch, rows=200, max_rank=15, evaluations=0)
+    monkeypatch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2))
     large = "check_regressors_train", "check_regressor_data_not_an_array", "check_classifiers_train"
     check_defaults(kind, large)
 
