@@ -213,6 +213,7 @@ def few_held_rows(request):
                 growth = getattr(tree_fits, name)
                 patch.setattr(tree_fits, name, growth._replace(steps=(30, 60)))
             patch.setattr("cme_dask.learning.tree_fits._FOREST", 20)
+            patch.setattr("cme_dask.learning.tree_fits._TRIAL_FOREST", 15)
         yield
 
 

@@ -48,7 +48,8 @@ class Trials:
         for owner, name in (
             (KernelSearch, "_trial"),
             (regression._Descent, "_error"),
-            (trees, "cross_fitted"),
+            (trees.TreeSearch, "_raced"),
+            (trees.TreeSearch, "_whole"),
         ):
             monkeypatch.setattr(owner, name, self._counted(name, getattr(owner, name)))
 
@@ -84,12 +85,13 @@ def whole(rows):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize(
-    "at", [pytest.param(0.05, marks=pytest.mark.slow), "_error", "cross_fitted", "last"]
+    "at", [pytest.param(0.05, marks=pytest.mark.slow), "_error", "_raced", "_whole", "last"]
 )
 def test_no_trial_is_made_twice(name, at, rows, whole, monkeypatch, tmp_path):
     wanted, every = whole[name]
-    if at in ("_error", "cross_fitted") and at not in every:
-        pytest.skip("this fit makes no such trial")
+    if str(at)[0] == "_" and at not in every:
+        assert name == "embedding"
+        pytest.skip("embeddings try no trees")
     here = {"last": len(every) - 1}.get(at)
     if here is None:
         here = every.index(at) + 1 if isinstance(at, str) else int(at * len(every))
