@@ -21,6 +21,13 @@ from uuid import uuid4
 
 _POLL = 0.01
 _PATIENCE = 60.0
+_QUIET = {
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+    "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP_MONITOR_INTERVAL": "1s",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "5s",
+}
+"""Schedulers and workers mostly wait here, and watching themselves would take most of their time."""
 
 
 class Child:
@@ -79,7 +86,7 @@ class Nursery:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **threads},
+            env={**os.environ, **threads, **_QUIET},
             text=True,
         )
         self._ear = threading.Thread(target=self._listen, daemon=True)

@@ -293,11 +293,16 @@ def too_long(*_):
     raise Finding(f"takes longer than {SECONDS:g} s")
 
 
-def trial(number, seed, victims, truths, watch, folder):
-    """One case: what was done, and what came of it; Finding if it must not."""
+def drawn(number, seed):
+    """Who is damaged in a case, and a generator for what is done to it."""
     rng = random.Random(f"{seed}/{number}")
     shares = [victim.share for victim in VICTIMS.values()]
-    name = rng.choices(list(VICTIMS), shares)[0]
+    return rng.choices(list(VICTIMS), shares)[0], rng
+
+
+def trial(number, seed, victims, truths, watch, folder):
+    """One case: what was done, and what came of it; Finding if it must not."""
+    name, rng = drawn(number, seed)
     path = folder / "case"
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(victims[name], path)
@@ -346,12 +351,13 @@ def fuzz(count, seed, only=None, progress=lambda text: None):
     try:
         with tempfile.TemporaryDirectory(dir=shm, prefix="cme-dask-fuzz-") as place:
             folder = Path(place)
-            victims = make_victims(folder)
+            numbers = only or range(count)
+            victims = make_victims(folder, {drawn(number, seed)[0] for number in numbers})
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 truths = {name: read(name, path, told=True) for name, path in victims.items()}
             begin = time.monotonic()
-            for number in only or range(count):
+            for number in numbers:
                 try:
                     told, outcome = trial(number, seed, victims, truths, watch, folder)
                     outcomes[outcome] += 1

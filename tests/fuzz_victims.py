@@ -7,7 +7,6 @@ regression and by trees, values of y, missing values, labels, groups and times, 
 import json
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -341,10 +340,11 @@ VICTIMS = {
 """By name."""
 
 
-def make_victims(folder):
-    """All of them, in a folder; their paths by name."""
+def make_victims(folder, names):
+    """Those of these names, in a folder; their paths by name."""
+    paths = {name: folder / name.replace(" ", "-") for name in VICTIMS if name in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, victim in VICTIMS.items():
-            victim.make(folder / Path(name.replace(" ", "-")).name)
-    return {name: folder / name.replace(" ", "-") for name in VICTIMS}
+        for name, path in paths.items():
+            VICTIMS[name].make(path)
+    return paths

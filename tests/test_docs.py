@@ -1,6 +1,8 @@
 """Every command and every Python block of the README and the docs is run."""
 
+import contextlib
 import gzip
+
 import json
 import os
 import re
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import BRIEF
+from conftest import BRIEF, forked_workers, shorten_searches
 
 from benchmarks import CASE_NAMES
 from benchmarks.__main__ import cli as beside
@@ -26,22 +28,33 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(console|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-BRIEF_TOML = ", ".join(f"{k}={v}" for k, v in (BRIEF | {"trees": []}).items()).join("{}")
+BRIEFER = {"rows": 300, "max_rank": 25, "evaluations": 3}
+"""Searches that end sooner still: that they end well is tested elsewhere."""
+
+BRIEF_TOML = ", ".join(f"{k}={v}" for k, v in (BRIEF | BRIEFER | {"trees": []}).items()).join("{}")
+
+OF_JOBS = [
+    "--set", f"fit.tuning={BRIEF_TOML}",
+    "--set", "fit.max_rank=50",
+    "--set", "evaluate.boosting_rows=400",
+]  # fmt: skip
 
 CUT = {
-    "pipelines/air_quality.toml": [
-        "--set", f"fit.tuning={BRIEF_TOML}",
-        "--set", "fit.max_rank=100",
-    ],
-    "job.toml": ["--set", f"fit.tuning={BRIEF_TOML}", "--set", "fit.max_rank=60"],
-    "pipelines/pendulum.toml": ["--set", "fit.max_rank=40", "--set", "fit.folds=2"],
-    "compare": ["--methods", "normal", "--splits", "1", "--rows", "500", "--threads", "1"],
-    "plan": ["--rates", "rates.json", "--max-rank", "30"],
+    "pipelines/air_quality.toml": OF_JOBS,
+    "job.toml": OF_JOBS,
+    "pipelines/pendulum.toml": ["--set", "fit.max_rank=25", "--set", "fit.folds=2"],
+    "compare": ["--methods", "normal", "--splits", "1", "--rows", "300", "--threads", "1"],
+    "plan": ["--rates", "rates.json", "--max-rank", "30", "--rows", "1e8", "--workers", "20"],
     "sample": ["--rows", "6e3"],
     "--seeds": ["--seeds", "1"],
-    "tune": ["--rows", "500", "--evaluations", "4", "--averaged", "1", "--max-rank", "40"],
+    "tune": ["--rows", "300", "--evaluations", "3", "--averaged", "1", "--max-rank", "25"],
+    "sparse": ["--max-rank", "10"],
+    "multiclass": ["--max-rank", "40", "--max-iter", "20"],
 }  # fmt: skip
 """What is added to commands that ask for much, by one of their words."""
+
+FEWER = {"200_000": "20_000", "100_000": "20_000", "workers=200, rows=1e10": "workers=20, rows=1e8"}
+"""Sizes in Python blocks, which run as they stand otherwise."""
 
 PORT = "8786"
 """The port of a scheduler in the docs, Dask's own; tests take a free one."""
@@ -138,9 +151,10 @@ def scripts():
 
 @pytest.mark.filterwarnings("default")  # as for a user
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_page(page, folder, brief_search, quick_studies, monkeypatch):
+def test_page(page, folder, quick_studies, monkeypatch):
     """As it stands, but for searches and studies, which are cut short, rates, and the port."""
     monkeypatch.chdir(folder)
+    shorten_searches(monkeypatch, **BRIEFER)
     measured = ClusterRates.from_dict(RATES)
     monkeypatch.setattr(ClusterRates, "measure", lambda *_, **__: measured)
     with socket.socket() as free:
@@ -152,12 +166,16 @@ def test_page(page, folder, brief_search, quick_studies, monkeypatch):
             (folder / "job.toml").write_text(block)
             continue
         if kind == "python":
+            for large, small in FEWER.items():
+                block = block.replace(large, small)
             (folder / "block.py").write_text(block)
             # JAX, on which optax stands, has threads, and other tests fork.
             if "import jax" in block or "import optax" in block:
                 subprocess.run([sys.executable, "block.py"], check=True)
                 continue
-            runpy.run_path(str(folder / "block.py"), run_name="__main__")
+            # Its worker processes would import for seconds.
+            with forked_workers() if "LocalCluster" in block else contextlib.nullcontext():
+                runpy.run_path(str(folder / "block.py"), run_name="__main__")
             continue
         for line in commands(block):
             code, output = run_line(line)
