@@ -27,7 +27,7 @@ _QUIET = {
     "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP_MONITOR_INTERVAL": "1s",
     "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "5s",
 }
-"""Schedulers and workers mostly wait here, and watching themselves would take most of their time."""
+"""Schedulers and workers mostly wait here: to watch themselves would take most of their time."""
 
 
 class Child:

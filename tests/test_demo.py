@@ -113,7 +113,7 @@ def test_every_chunk_is_read_once(tmp_path, reads, brief_search):
     out = tmp_path / "demo"
     for said in ("generated", "reusing"):
         reads.clear()
-        code, _, err = run("--rows", 60_000, "--out", out, "--workers", 2)
+        code, _, err = run("--rows", 140_000, "--out", out, "--workers", 2)
         assert (code, said in err) == (0, True), err
         folder = out / "normal3.zarr"
         chunks = [p for p in folder.rglob("*") if p.is_file() and p.name != "zarr.json"]

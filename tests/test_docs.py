@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-
 import json
 import os
 import re

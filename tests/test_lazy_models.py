@@ -204,7 +204,7 @@ def test_features_and_transform_give_what_python_gives(store, model, tmp_path, b
     found = zarr.open_group(str(out))["x"][...]
     np.testing.assert_array_equal(found, fit.transform(x).astype(np.float32))
     model_of_features = as_json(
-        "fit", out, "--out", tmp_path / "law", "--tol", 1e-2, "--kernel-x", "median"
+        "fit", out, "--out", tmp_path / "law", "--tol", 1e-2, "--kernel", "median"
     )
     assert model_of_features["rows"] == 20_000
 
