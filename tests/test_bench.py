@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import shorten_searches
 from scipy.stats import chi2_contingency
 
 from benchmarks import (
@@ -361,7 +362,8 @@ def test_figures_are_on_disk_though_their_picture_fails(tmp_path, monkeypatch):
         if case not in ("ridge", "sweep")
     ],
 )
-def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, tmp_path):
+def test_every_case_measures_and_reports(case, here, monkeypatch, tmp_path):
+    shorten_searches(monkeypatch, rows=200, max_rank=20, evaluations=2)
     monkeypatch.setattr(run, "QUICK", SMALL)
     monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)
     monkeypatch.setattr(queries, "DEFAULT_ROWS", (200,))
@@ -369,6 +371,7 @@ def test_every_case_measures_and_reports(case, here, brief_search, monkeypatch, 
     monkeypatch.setattr(memory, "LIMITED", ())
     monkeypatch.setattr(small, "LAWS", {"line": small.LAWS["line"]})
     monkeypatch.setattr(small, "_MORE", 1)
+    monkeypatch.setattr(small, "_FIRST", 60)
     out = tmp_path / "out"
     repeats = 1 if case in ("tuning", "small", "multiclass", "memory") else 2
     args = ("--case", case, "--repeats", repeats, "--workers", 2, "--out", out)
