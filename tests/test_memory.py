@@ -129,7 +129,7 @@ def measured(tmp_path, script, *args):
 @pytest.mark.parametrize("folds", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_prediction_is_near_the_measured_peak(tmp_path, folds):
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((100_000, 3))
+    x = rng.standard_normal((60_000, 3))
     write_store(tmp_path / "s.zarr", x, x[:, :2] ** 2, chunk_rows=8192)
     predicted, peak, phase = measured(tmp_path, JOINT, tmp_path / "s.zarr", folds, 250)
     assert 0.8 <= predicted / peak <= 1.25
