@@ -55,7 +55,7 @@ class CrossFit(NamedTuple):
     predicted
         At the rows, from those without their fold, shape (n, q).
     steps
-        Of boosting that count.
+        Of boosting that count, or the number of a forest's trees.
     """
 
     kind: str
@@ -322,6 +322,7 @@ class TreeSearch:
         rows, many, memory = self._rows, self._many, self._memory
         near = self._near(error, rows.threads, memory)
         if not near:
+            self._parts.clear()
             return None
         ahead = partial(self.begin, error, rows.threads - 1)
         with beside(ahead) if rows.threads > 1 else nullcontext():
