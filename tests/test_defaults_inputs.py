@@ -225,7 +225,7 @@ def test_distribution_functions_at_quantiles_reach_their_levels(case):
             assert (below >= q).all(), (column, q, below)
 
 
-SAVED = {in_numpy, in_xarray, in_pandas, of_twenty_columns, of_two_answers}
+SAVED = {in_numpy, in_xarray, in_pandas, of_one_column, of_twenty_columns, of_two_answers}
 """Inputs whose models differ by their columns: the others' are saved as one of these."""
 
 

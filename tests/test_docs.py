@@ -218,6 +218,11 @@ def test_links_lead_somewhere():
                 assert not anchor or anchor in anchors(path), f"{page.name}: {link}"
 
 
+def test_sizes_that_are_cut_occur_in_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    assert [size for size in FEWER if size not in text] == []
+
+
 def test_commands_within_sentences_can_be_parsed():
     """Those of benchmarks take hours: their cases and options are checked without a run."""
     lines = [

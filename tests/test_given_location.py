@@ -642,28 +642,24 @@ def skewed(n=400, seed=2, q=1):
     return x, np.hstack([np.exp(log), log + 0.1 * rng.normal(size=(n, 1))][:q])
 
 
-JOINED = []
-"""What joined the regressor of the last fit of :func:`beside_ridge`."""
-
-
 @pytest.fixture(scope="module", params=[1, 2], ids=["scores", "columns"])
 def beside_ridge(request):
     """A tree of few leaves, joined by a ridge regression; one column of y is located in scores."""
     x, y = skewed(q=request.param)
     fit = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS)
-    JOINED.clear()
+    contexts = []
 
     def recorded(*args):
-        JOINED.append(join_location(*args))
-        return JOINED[-1]
+        contexts.append(join_location(*args))
+        return contexts[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cme_dask.estimators.locating.join_location", recorded)
-        return fit.fit(x, y), x, y
+        return fit.fit(x, y), x, y, contexts[0].given.residuals
 
 
 def test_a_ridge_regression_joins_a_regressor_in_its_coordinates(beside_ridge):
-    fit, x, y = beside_ridge
+    fit, x, y, _ = beside_ridge
     moved, about = fit.model_.residual, fit.model_.about["residual"]
     location, share = moved.location, moved.location.share
     assert isinstance(location.other, MeanFunction)
@@ -683,7 +679,7 @@ def test_a_ridge_regression_joins_a_regressor_in_its_coordinates(beside_ridge):
 
 
 def test_laws_of_a_regressor_that_a_ridge_regression_joins_are_better(beside_ridge):
-    fit, x, y = beside_ridge
+    fit, x, y, _ = beside_ridge
     alone = JointDistribution(location=FEW, residual=True, tuning=SMOOTH, n_folds=N_FOLDS)
     asked, target = skewed(1500, 7, y.shape[1])
     joined, single = (
@@ -704,7 +700,7 @@ def test_a_location_that_a_ridge_regression_joins_is_saved(tmp_path, beside_ridg
 
 @pytest.mark.parametrize("beside_ridge", [1], indirect=True)
 def test_the_plan_names_what_joins_a_regressor(beside_ridge):
-    fit, x, y = beside_ridge
+    fit, x, y, _ = beside_ridge
     plan = JointDistribution(location=FEW, tuning=SMOOTH, n_folds=N_FOLDS).plan(x, y)
     assert plan.location == fit.model_.about["residual"]["location"]
     assert plan.passes == fit.n_passes_ == 1
@@ -722,8 +718,8 @@ def test_a_mixture_has_the_coordinates_of_its_residuals(beside_ridge):
 @pytest.mark.parametrize("beside_ridge", [1], indirect=True)
 def test_a_ridge_regression_joins_in_rows_without_a_fold_of_theirs(beside_ridge):
     """Each mixture is that of parts which have not seen the fold."""
-    fit, x, y = beside_ridge
-    residuals, folds = JOINED[0].given.residuals, fold_of_rows(0, len(x), N_FOLDS)
+    fit, x, y, residuals = beside_ridge
+    folds = fold_of_rows(0, len(x), N_FOLDS)
     made = predictions(x, y, folds, FEW)
     share = residuals.location.share
     coefs = [each.other.coef for each in residuals.each]

@@ -131,7 +131,7 @@ def test_killed_a_dozen_times(tmp_path, table):
     shutil.rmtree(output, ignore_errors=True)
     ingest([table / "*.csv*"], output, **OPTIONS, resume=True)
     assert contents(output) == contents(table / "whole")
-    assert resumed > 5  # or the kills came too early to test anything
+    assert resumed > 3  # or the kills came too early to test anything
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 

@@ -165,7 +165,7 @@ def test_any_number_of_blas_threads(reference):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((9000, 3))
     y = x[:, :1] + rng.standard_normal((9000, 1))
-    quick = Tuning(rows=600, max_rank=60, evaluations=2, trees=("shallow",))
+    quick = Tuning(rows=600, max_rank=60, evaluations=2, trees=("shallow", "forest"))
     learned = JointDistribution(
         kernel_x=kernels.Gaussian(1.0), tol=4e-3, max_rank=300, tuning=quick, calibration=False
     )

@@ -358,7 +358,7 @@ def test_a_job_with_a_checkpoint_continues(job, undisturbed, monkeypatch, where,
     assert not folder.exists()
     report = json.loads((out / "report.json").read_text())
     assert report == {"cme_dask": "job", **result, "run": report["run"]}
-    wanted, folder = undisturbed
+    wanted, _ = undisturbed
     for key in ("points", "ingest", "evaluation"):
         timeless = ("store", "rows_resumed")
         one, two = (

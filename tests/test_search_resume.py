@@ -23,10 +23,10 @@ from cme_dask.learning import regression, trees
 from cme_dask.learning.search import KernelSearch
 from cme_dask.passes import checkpoint
 
-QUICK = Tuning(rows=250, max_rank=15, evaluations=4, trees=("shallow",))
+QUICK = Tuning(rows=250, max_rank=15, evaluations=4, trees=("shallow", "forest"))
 ESTIMATORS = {
     "joint": lambda: JointDistribution(
-        max_rank=15, sample_size=800, support_size=40, n_folds=3, tuning=QUICK
+        max_rank=15, sample_size=1_200, support_size=40, n_folds=3, tuning=QUICK
     ),
     "embedding": lambda: ConditionalMeanEmbedding(max_rank=15, sample_size=250, n_folds=3),
 }
@@ -172,7 +172,7 @@ def test_tune_goes_on_and_says_when_it_is_complete(rows, monkeypatch, tmp_path):
 
     monkeypatch.setattr(checkpoint, "_TRIALS_PER_WRITING", 0.0)
     monkeypatch.setattr(fitting.drawing, "available", lambda: False)
-    shorten_searches(monkeypatch, trees=("shallow",))
+    shorten_searches(monkeypatch, trees=("shallow", "forest"))
     monkeypatch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2))
     with pytest.MonkeyPatch.context() as patch:
         trials = Trials(patch)

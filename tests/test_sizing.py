@@ -96,7 +96,8 @@ def sharp(n):
     "estimator",
     [
         JointDistribution(
-            sample_size=1_000, tuning=Tuning(rows=500, max_rank=100, evaluations=0, trees=())
+            sample_size=1_000,
+            tuning=Tuning(rows=500, max_rank=100, evaluations=0, trees=("shallow",)),
         ),
         ConditionalMeanEmbedding(kernel_x="median", reg=(1e-4, 1e-2), validation="leave-one-out"),
     ],

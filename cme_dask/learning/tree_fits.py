@@ -322,7 +322,8 @@ class _Forest:
     ) -> None:
         x, y, weights = rows.only(selected)
         self._trees: list[Any] = []
-        self._grown(rows, x, y, weights, steps or self.stages(rows, quick)[-1])
+        self._most = self.stages(rows, quick)[-1]
+        self._grown(rows, x, y, weights, steps or self._most)
 
     @staticmethod
     def stages(rows: TrainingRows, quick: bool) -> tuple[int, ...]:
@@ -357,7 +358,7 @@ class _Forest:
             return forest
 
         self._mean = _in_units(fit, x, y, covariate=rows.covariate)
-        if count >= _FOREST:
+        if count >= self._most:
             self._trees = []  # there will be no more
 
     def extended(self, rows: TrainingRows, selected: Array, steps: int) -> Self:
@@ -408,7 +409,7 @@ def trees_bytes(rows: int, columns: tuple[int, int], threads: int, parts: int = 
     working = min(threads, parts) * rows * (2 * d + 6 * q) * _WORD
     # Nodes of all trees of a fit: a forest's leaves hold one and a half times the least rows.
     leaf = max(1, rows // _LEAVES)
-    forest = _FOREST * 2 * int(rows / (1.5 * leaf))
+    forest = _FOREST * 2 * int(rows / (1.5 * leaf if leaf > 1 else 1.0))
     growth = growth_of(rows)
     boosted = q * growth.steps[-1] * 2 * growth.leaves
     nodes = parts * (forest + 2 * boosted)

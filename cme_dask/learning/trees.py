@@ -30,7 +30,7 @@ ROWS = (1000, 8192)
 _TRIAL_PARTS = 3
 _LATE = 0.8  # share of the steps, beyond which the best number of them may be larger
 _FAR = 1.15  # times the least error on few rows: too far behind to be tried on all of these
-_HOPELESS = 1.25  # times _FAR, at the rows of the first part: a trial ends there
+_HOPELESS = 1.25  # times _FAR, at the rows of the first part: a kind ends there
 _FARTHER = 0.05  # added to _FAR for each doubling of the rows, which trees gain more from
 _PROMISING = 1.03  # times the error of the ridge, at the rows of the first part
 _GAIN, _CLEAR = 0.01, 2.0  # of the error of laws, and standard errors of a difference
@@ -236,8 +236,8 @@ class TreeSearch:
 
     What is compared is :func:`law_error`. Of more than 1,000 rows, 1,000 are tried first: with few
     trees, of which a third of the rows tells whether a kind is hopeless; those that are not far
-    behind are fitted to 8,192, or to all rows where these are at most twice as many. Of fewer rows
-    all are tried at once, and the first part of the folds tells which kinds are hopeless.
+    behind are fitted to 8,192, or to all rows where these are at most twice as many. Of no more
+    rows all are taken at once, and the first part of the folds tells which kinds are hopeless.
 
     Then they race: first parts of the folds, of 200 rows or more, are fitted before the others,
     which follow two at a time, and each in stages of more trees. After each stage the kinds are
@@ -285,7 +285,7 @@ class TreeSearch:
                 self._fit(near, 0, threads, over)
 
     def try_few(self, threads: int, over: Callable[[], bool]) -> None:
-        """Begin the trials on few rows, which need no error of a ridge, unless it is over."""
+        """Fit the first parts on few rows, which need no error of a ridge, unless it is over."""
         with suppress(Over):
             self._first_errors(threads, AheadTrials(self._memory, over))
 
@@ -296,12 +296,12 @@ class TreeSearch:
         return trees_bytes(len(rows.x), rows.widths, threads, min(parts, PARTS))
 
     def outlook(self, error: float) -> tuple[bool, bool]:
-        """What the first parts of the trials tell, beside a ridge regression of this error.
+        """What the first parts tell, beside a ridge regression of this error.
 
         Returns
         -------
         compared : bool
-            Whether some kind is fitted to more rows.
+            Whether some kind is fitted to more parts or rows.
         promising : bool
             Whether some kind does about as well as the ridge regression.
         """
@@ -321,8 +321,8 @@ class TreeSearch:
         """
         rows, many, memory = self._rows, self._many, self._memory
         near = self._near(error, rows.threads, memory)
+        self._only(near)
         if not near:
-            self._parts.clear()
             return None
         ahead = partial(self.begin, error, rows.threads - 1)
         with beside(ahead) if rows.threads > 1 else nullcontext():
@@ -486,7 +486,8 @@ class TreeSearch:
     def _raced(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
         """The kinds that are not clearly behind another location, nor behind the best of them."""
         left = tuple(kinds)
-        for number, _ in enumerate(_Parts(kinds[0], self._many).rounds[:-1]):
+        rounds = _Parts(kinds[0], self._many).rounds
+        for number, _ in enumerate(rounds[:-1] or rounds):
             self._fit(left, number, self._many.threads)
             left = self._not_behind(left, other)
             while growing := [kind for kind in left if self._parts[kind].grows]:
@@ -496,10 +497,14 @@ class TreeSearch:
                 break
         return left
 
+    def _only(self, kinds: Sequence[str]) -> None:
+        """Hold the fitted parts of no other kinds."""
+        self._parts = {kind: parts for kind, parts in self._parts.items() if kind in kinds}
+
     def _not_behind(self, kinds: Sequence[str], other: Array) -> tuple[str, ...]:
         """Those of the kinds that are not, at the rows that their parts so far hold out.
 
-        Errors that more steps would lower are not behind before they have them.
+        Errors that more steps of boosting would lower are not behind before they have them.
         """
         rows, each = self._many, [self._parts[kind] for kind in kinds]
         held = [parts.held_out() for parts in each]
@@ -510,11 +515,13 @@ class TreeSearch:
         before = law_errors(other[seen], y, share)
         clearness = partial(_clearness, weights=share, units=rows.units[seen])
         errors = [parts.falling * error for parts, error in zip(each, errors, strict=True)]
-        return tuple(
+        left = tuple(
             kind
             for kind, error in zip(kinds, errors, strict=True)
             if clearness(before - error) > -_NEARLY and clearness(error - best) < _NEARLY
         )
+        self._only(left)
+        return left
 
     def _whole(self, kind: str) -> CrossFit:
         """The cross-fit of all parts, in rounds: the first ones tell how many steps it takes."""
