@@ -49,29 +49,29 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::cme_dask.errors.RankWarning"),
 ]
 
-N = 200_000  # 7 blocks of 8 strips, the last one short
+N = 200_000  # 49 blocks of a strip
 
 
 class Interrupted(Exception):
     """What stops a fit in the middle."""
 
 
-def stored(path, n):
+def stored(path, n, chunk_rows):
     rng = np.random.default_rng(5)
     x = rng.normal(size=(n, 2))
     y = np.sin(x[:, :1]) + 0.3 * rng.normal(size=(n, 1))
-    return write_store(path, x, y, chunk_rows=1 << 13)
+    return write_store(path, x, y, chunk_rows=chunk_rows)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N)
+    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N, 1 << 12)
 
 
 @pytest.fixture(scope="module")
 def short_store(tmp_path_factory):
     """Three blocks of 8 strips, and a strip."""
-    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N // 2)
+    return stored(tmp_path_factory.mktemp("rows") / "s.zarr", N // 2, 1 << 13)
 
 
 def joint(**options):
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(store, whole, tmp_path, sche
     # Another number of workers cuts other tasks, and the blocks stay.
     again = joint().fit(store, checkpoint=folder, scheduler="threads", workers=3)
     assert bits(again) == whole
-    length, block = strip_length(N), block_rows(N, 1 << 13)
+    length, block = strip_length(N), block_rows(N, 1 << 12)
     strips = -(-N // length)
     redone = strips - again.report_.resumed_strips
     # What was done when it stopped, but for a block and the tasks in flight, is not done again.

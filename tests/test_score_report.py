@@ -504,7 +504,8 @@ def rgb(colour):
     return "rgb({}, {}, {})".format(*(int(colour[i : i + 2], 16) for i in (1, 3, 5)))
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("kind", ["joint", "labelled"])
 def test_a_browser_shows_data_in_all_figures_and_asks_for_nothing(
     browser, pages, kind, width, scheme

@@ -6,6 +6,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 
+import dask.array as da
 import numpy as np
 import pytest
 from conftest import write_store
@@ -734,6 +735,23 @@ def test_a_jump_takes_trees_in_one_pass_and_its_model_is_saved(tmp_path):
     )
     without = fitted(x, y, trees=())
     assert without.model_.about["residual"].get("location") is None
+
+
+def test_any_chunks_workers_and_scheduler_give_the_same_trees():
+    x, y = jump(400)
+    law = JointDistribution(tuning=Tuning(**BRIEF, trees=("shallow", "forest")), random_state=0)
+    asked, answers = np.linspace(-0.5, 1.5, 40)[:, None], []
+    for rows, options in (
+        ((x, y), {"workers": 1}),
+        ((x, y), {"workers": 3}),
+        ((x, y), {"scheduler": "synchronous"}),
+        ((da.from_array(x, chunks=111), da.from_array(y, chunks=77)), {"workers": 2}),
+    ):
+        fit = law.fit(*rows, **options)
+        assert isinstance(fit.model_.residual.location, TreeMean)
+        answers.append(fit.conditional(asked).quantile([0.1, 0.5, 0.9]))
+    for answer in answers[1:]:
+        np.testing.assert_array_equal(answer, answers[0])
 
 
 def repeated(n=600, seed=0):

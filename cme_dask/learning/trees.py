@@ -489,10 +489,12 @@ class TreeSearch:
         rounds = _Parts(kinds[0], self._many).rounds
         for number, _ in enumerate(rounds[:-1] or rounds):
             self._fit(left, number, self._many.threads)
-            left = self._not_behind(left, other)
-            while growing := [kind for kind in left if self._parts[kind].grows]:
-                self._grow(growing)
+            growing = left
+            while growing:
                 left = self._not_behind(left, other)
+                self._only(left)
+                growing = tuple(kind for kind in left if self._parts[kind].grows)
+                self._grow(growing)
             if not left:
                 break
         return left
@@ -515,13 +517,11 @@ class TreeSearch:
         before = law_errors(other[seen], y, share)
         clearness = partial(_clearness, weights=share, units=rows.units[seen])
         errors = [parts.falling * error for parts, error in zip(each, errors, strict=True)]
-        left = tuple(
+        return tuple(
             kind
             for kind, error in zip(kinds, errors, strict=True)
             if clearness(before - error) > -_NEARLY and clearness(error - best) < _NEARLY
         )
-        self._only(left)
-        return left
 
     def _whole(self, kind: str) -> CrossFit:
         """The cross-fit of all parts, in rounds: the first ones tell how many steps it takes."""
