@@ -67,8 +67,8 @@ class CrossFit(NamedTuple):
 class _Parts:
     """Trees of one kind, fitted without one part of the folds after the other.
 
-    A forest has its trees in two stages. Boosting has the steps of its next stage where nearly all
-    of those so far are of use.
+    A forest has some of its trees first, which are hardly worse than all. Boosting has the steps
+    of its next stage where nearly all of those so far are of use.
 
     Parameters
     ----------
@@ -128,9 +128,14 @@ class _Parts:
         return self._next is not None and not (self._by_need and self._best < _LATE * self._reached)
 
     @property
+    def unsettled(self) -> bool:
+        """Whether the next stage may be much better."""
+        return self._by_need and self.grows
+
+    @property
     def falling(self) -> float:
         """What more steps may leave of the error: as much as the last two thirds of them did."""
-        if not (self._by_need and self.grows):
+        if not self.unsettled:
             return 1.0
         return float(np.sqrt(self._curve.min() / self._curve[self._reached // 3 - 1]))
 
@@ -493,7 +498,7 @@ class TreeSearch:
             while growing:
                 left = self._not_behind(left, other)
                 self._only(left)
-                growing = tuple(kind for kind in left if self._parts[kind].grows)
+                growing = tuple(kind for kind in left if self._parts[kind].unsettled)
                 self._grow(growing)
             if not left:
                 break
@@ -564,8 +569,13 @@ def _clearness(gain: Array, weights: Array, units: Array) -> float:
 
 
 def _alone(work: Callable[[int], Any], k: int) -> Any:
-    """Work of one thread: libraries would start as many as there are cores."""
-    with _openmp().limit(limits=1):
+    """Work of one thread: libraries would start as many as there are cores.
+
+    Scikit-learn checks the parameters of each tree of a forest, a tenth of its time on few rows.
+    """
+    from sklearn import config_context
+
+    with _openmp().limit(limits=1), config_context(skip_parameter_validation=True):
         return work(k)
 
 

@@ -43,7 +43,7 @@ _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
 _TRUTH_ERROR = 1e-9  # of the mean of an event over a cell
 _HELD = 1 << 22  # numbers of laws that are held from one query to the next, 32 MB
 _AT_ONCE = 1 << 19  # numbers of laws that a query works on: they stay in cache
-_LEAST_ROWS, _MOST_ROWS = 1024, 4096  # at once
+_LEAST_ROWS, _MOST_ROWS = 2048, 4096  # at once
 
 
 class ConditionalLaw:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -19,6 +20,8 @@ _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
 _TOGETHER = 4096  # rows, of fewer than which several trees are walked together
 _PAIRS = 1 << 15  # of a row and a tree then, at a time
+_MASKED = 32  # leaves of a tree, up to which a mask of these takes less time than to walk
+_COMPARED = 1 << 18  # nodes times rows at a time: they stay in cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,34 +155,37 @@ class TreeMean:
         return self._sums(x)[0] + self.constant
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
-        r"""Mu at the rows of x, and the covariates, shape (n, C q).
+        """Mu at the rows of x, and the covariates, shape (n, C q)."""
+        if SPREAD in self.covariates:
+            mu, spread = self.with_spread(x)
+            return mu, np.hstack([mu, spread])
+        mu = self(x)
+        return mu, mu[:, : len(self.covariates) * mu.shape[1]]
 
-        The spread is the standard deviation of T v_t over the T trees,
-        :math:`\bigl(T \sum_t (v_t - a)^2 - (\sum_t v_t - T a)^2\bigr)^{1/2}` for any a.
+    def with_spread(self, x: Array) -> tuple[Array, Array]:
+        r"""Mu at the rows of x, and the standard deviation of T v_t over the T trees, (n, q).
+
+        That is :math:`\bigl(T \sum_t (v_t - a)^2 - (\sum_t v_t - T a)^2\bigr)^{1/2}` for any a.
         """
-        if SPREAD not in self.covariates:
-            mu = self(x)
-            return mu, mu[:, : len(self.covariates) * mu.shape[1]]
         # About the mean of all leaves, so that little is lost where y is far from 0.
         n_trees = len(self.roots)
         sums, away, squares = self._sums(x, self.values.mean(axis=0))
         squares *= n_trees
         variances = squares - away**2
         variances[variances < _ROUNDING * n_trees * squares] = 0.0  # where trees agree
-        mu = sums + self.constant
-        return mu, np.hstack([mu, np.sqrt(variances)])
+        return sums + self.constant, np.sqrt(variances)
 
     def _sums(self, x: Array, centre: Array | None = None) -> tuple[Array, Array, Array]:
         """Sums over the trees of v_t(x), and of v_t(x) - centre and its square if that is given."""
         x, q = np.asarray(x), len(self.constant)
         sums = np.zeros((len(x), q))
         away, squares = np.zeros((2, len(x), 0 if centre is None else q))
-        for start in range(0, len(x), _ROWS):
-            here = slice(start, start + _ROWS)
+        step = _ROWS if self._masks is None else _TOGETHER
+        for start in range(0, len(x), step):
+            here = slice(start, start + step)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
-            few = columns.shape[1] < _TOGETHER
-            for leaf, rows in self._in_blocks(columns) if few else self._in_turn(columns):
+            for leaf, rows in self._reached(columns):
                 values = self.values[leaf].reshape(-1, q)
                 sums[here][rows] += values
                 if centre is not None:
@@ -187,6 +193,17 @@ class TreeMean:
                     away[here][rows] += values
                     squares[here][rows] += values**2
         return sums, away, squares
+
+    def _reached(self, columns: Array) -> Iterator[tuple[Any, Any]]:
+        """Leaves of one tree after the other, one or one for each row, and the rows there."""
+        if self._masks is not None:
+            return ((leaves, slice(None)) for leaves in self._masks.leaves(columns))
+        few = columns.shape[1] < _TOGETHER
+        return self._in_blocks(columns) if few else self._in_turn(columns)
+
+    @cached_property
+    def _masks(self) -> "_LeafMasks | None":
+        return _LeafMasks.of(self)
 
     def _in_turn(self, columns: Array) -> Iterator[tuple[Any, Array]]:
         """Leaves of one tree after the other, and the rows that reach them."""
@@ -236,3 +253,98 @@ class TreeMean:
             here = at[going] = children[here, high.astype(np.intp)]
             going = going[children[here, 0] >= 0]
         return at
+
+
+@dataclass(frozen=True, eq=False)
+class _LeafMasks:
+    r"""Trees of few leaves as bits, by which rows find their leaves without walking.
+
+    The leaves of a tree are numbered from the left. A node that a row passes on the right removes
+    the leaves on its left, and the first one that no node removes is the row's, whether the row
+    comes by these nodes or not (Lucchese et al., QuickScorer, SIGIR 2015). Here each column of x
+    is first replaced by the number of thresholds below it, which takes one byte.
+
+    Attributes
+    ----------
+    edges
+        Thresholds of each column of x, ascending.
+    feature, number, removed
+        Of the inner nodes of each tree: the column, the number of its threshold, and bits of the
+        leaves on the left, shapes (T, M); no bits where a tree has fewer nodes.
+    nodes
+        Of the leaves of each tree from the left, shape (T, M + 1).
+    """
+
+    edges: list[Array]
+    feature: Array
+    number: Array
+    removed: Array
+    nodes: Array
+
+    @classmethod
+    def of(cls, trees: TreeMean) -> Self | None:
+        """Those of all trees, or None if one has too many leaves."""
+        feature, children, roots = trees.feature, trees.children, trees.roots
+        leaf = children[:, 0] < 0
+        tree = np.repeat(np.arange(len(roots)), np.diff(np.append(roots, len(leaf))))
+        each = np.bincount(tree[leaf], minlength=len(roots))
+        if each.max() > _MASKED:
+            return None
+        levels, level = [], roots[~leaf[roots]]
+        while len(level):
+            levels.append(level)
+            level = children[level].reshape(-1)
+            level = level[~leaf[level]]
+        below = leaf.astype(np.int64)  # leaves of a node
+        for level in reversed(levels):
+            below[level] = below[children[level]].sum(axis=1)
+        before = np.zeros_like(below)  # leaves of the tree on the left of a node
+        for level in levels:
+            left, right = children[level].T
+            before[left], before[right] = before[level], before[level] + below[left]
+        inner, (bits, ones) = np.flatnonzero(~leaf), np.ones((2, len(leaf)), dtype=np.uint64)
+        bits[inner] = (ones[inner] << below[children[inner, 0]].astype(np.uint64)) - ones[inner]
+        bits <<= before.astype(np.uint64)
+        edges, numbers = [], np.zeros(len(leaf), dtype=np.int64)
+        for j in range(trees.width):
+            here = inner[feature[inner] == j]
+            found, numbers[here] = np.unique(trees.threshold[here], return_inverse=True)
+            edges.append(found)
+        most = int(each.max())
+        # The first of these types that has a bit for each leaf, or counts all thresholds.
+        mask = next(t for t in (np.uint8, np.uint16, np.uint32) if np.iinfo(t).bits >= most)
+        count = np.min_scalar_type(max(len(found) for found in edges))
+
+        def padded(values: Array, at: Array, width: int, dtype: Any) -> Array:
+            """Values of nodes, tree by tree, shape (T, width)."""
+            result = np.zeros((len(roots), width), dtype=dtype)
+            first = np.searchsorted(tree[at], tree[at])
+            result[tree[at], np.arange(len(at)) - first] = values
+            return result
+
+        ends = np.flatnonzero(leaf)
+        ends = ends[np.lexsort((before[ends], tree[ends]))]
+        return cls(
+            edges,
+            padded(feature[inner], inner, most - 1, np.int64),
+            padded(numbers[inner], inner, most - 1, count),
+            padded(bits[inner], inner, most - 1, mask),
+            padded(ends, ends, most, np.int64),
+        )
+
+    def leaves(self, columns: Array) -> Iterator[Array]:
+        """The leaves that n rows reach in one tree after the other, from columns (d, n)."""
+        n, (count, width) = columns.shape[1], self.nodes.shape
+        ranks = np.empty(columns.shape, dtype=self.number.dtype)
+        for rank, edges, column in zip(ranks, self.edges, columns, strict=True):
+            rank[:] = np.searchsorted(edges, column)
+        step = max(1, _COMPARED // max(n * width, 1))
+        for start in range(0, count, step):
+            some = slice(start, start + step)
+            removed, nodes = self.removed[some], self.nodes[some]
+            right = ranks.take(self.feature[some].ravel(), axis=0) > self.number[some].reshape(-1, 1)
+            each = (right * removed.reshape(-1, 1)).reshape(*removed.shape, n)
+            gone = np.bitwise_or.reduce(each, axis=1)
+            # Ones up to the first bit that is 0: the last leaf is on the left of no node.
+            first = np.bitwise_count(gone ^ (gone + 1)) + (width * np.arange(len(nodes)) - 1)[:, None]
+            yield from nodes.ravel().take(first)
