@@ -20,7 +20,8 @@ _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
 _TOGETHER = 4096  # rows, of fewer than which several trees are walked together
 _PAIRS = 1 << 15  # of a row and a tree then, at a time
-_MASKED = 32  # leaves of a tree, up to which a mask of these takes less time than to walk
+_MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
+_MANY = 256  # rows, from which on they are worth making
 _COMPARED = 1 << 18  # nodes times rows at a time: they stay in cache
 
 
@@ -180,12 +181,13 @@ class TreeMean:
         x, q = np.asarray(x), len(self.constant)
         sums = np.zeros((len(x), q))
         away, squares = np.zeros((2, len(x), 0 if centre is None else q))
-        step = _ROWS if self._masks is None else _TOGETHER
+        masks = self._masks if len(x) >= _MANY else None
+        step = _ROWS if masks is None else _TOGETHER
         for start in range(0, len(x), step):
             here = slice(start, start + step)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
-            for leaf, rows in self._reached(columns):
+            for leaf, rows in self._reached(columns, masks):
                 values = self.values[leaf].reshape(-1, q)
                 sums[here][rows] += values
                 if centre is not None:
@@ -194,10 +196,12 @@ class TreeMean:
                     squares[here][rows] += values**2
         return sums, away, squares
 
-    def _reached(self, columns: Array) -> Iterator[tuple[Any, Any]]:
+    def _reached(
+        self, columns: Array, masks: "_LeafMasks | None"
+    ) -> Iterator[tuple[Any, Array | slice]]:
         """Leaves of one tree after the other, one or one for each row, and the rows there."""
-        if self._masks is not None:
-            return ((leaves, slice(None)) for leaves in self._masks.leaves(columns))
+        if masks is not None:
+            return ((leaves, slice(None)) for leaves in masks.leaves(columns))
         few = columns.shape[1] < _TOGETHER
         return self._in_blocks(columns) if few else self._in_turn(columns)
 
