@@ -31,7 +31,7 @@ from cme_dask.passes.run import Pass, extent_of, plan_pass
 RESIDUAL_FINALISTS = 3
 """Learned kernels of residuals that are compared on all rows."""
 
-RESIDUAL_EVALUATIONS, RESIDUAL_WITHOUT_SLOPES = 10, 20
+RESIDUAL_EVALUATIONS, RESIDUAL_WITHOUT_SLOPES = 6, 20
 """Trials of the search for them after its grid, at most: along gradients, and without these."""
 
 _ORDER = 384  # of the largest eigenproblem that is timed

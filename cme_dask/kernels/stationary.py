@@ -28,6 +28,7 @@ LengthScale = float | tuple[float, ...]
 
 _MEDIAN_ROWS = 100  # about so many have the median that all others are centred by
 _EQUAL = 1e-10  # r^2 of rows that are taken for equal
+_LEAST_ROOT = 1e-12  # of s, by which a slope is divided
 _LOST = 1e7  # |u|^2 from which a gradient by products has lost half of its digits
 _FAR = 2048.0  # |u|^2 from which rounding, 1.4 eps |u|^2, is more than 7e-13 of a kernel of 1
 
@@ -444,11 +445,11 @@ class Matern(Stationary):
         return factor * exponentials(xp, -s)
 
     def slope(self, xp: Any, squares: Array) -> Array:
-        """Return -nu exp(-s) times 1 / s, 1 or (1 + s) / 3, and 0 for 1 / s at 0."""
+        """Return -nu exp(-s) times 1 / s, 1 or (1 + s) / 3, with at least 1e-12 for s in 1 / s."""
         s = xp.sqrt(2.0 * self.nu * squares)
         slope = -self.nu * exponentials(xp, -s)
         if self.nu < 1.0:
-            return xp.where(s > 0.0, slope / xp.where(s > 0.0, s, 1.0), 0.0)
+            return slope / xp.maximum(s, _LEAST_ROOT)
         return slope if self.nu < 2.0 else slope * ((1.0 + s) / 3.0)
 
     def finish(self, ops: Any, out: Array, scratch: Scratch, log: bool) -> None:
