@@ -10,6 +10,8 @@ import dask.array as da
 import numpy as np
 import pytest
 from conftest import write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.ensemble import (
     ExtraTreesRegressor,
@@ -29,7 +31,7 @@ from cme_dask.learning.trees import TreeSearch, cross_fitted, fitted_to_all
 from cme_dask.models.joint import JointModel
 from cme_dask.numerics.given_location import MixedMean
 from cme_dask.numerics.scoring import column_deviations, law_error
-from cme_dask.numerics.trees import TreeMean
+from cme_dask.numerics.trees import Tree, TreeMean
 
 BRIEF = {"rows": 500, "max_rank": 40, "evaluations": 0}
 pytestmark = pytest.mark.usefixtures("least_searches")
@@ -100,6 +102,63 @@ def test_rows_have_the_same_numbers_in_blocks_of_any_size(size, q):
         np.testing.assert_array_equal(whole[:300], np.vstack(parts)[:300])
 
 
+def random_tree(rng, leaves, d, q):
+    """Nodes that are split at random until there are so many leaves; thresholds repeat."""
+    children, ends = [[-1, -1]], [0]
+    while len(ends) < leaves:
+        node = ends.pop(rng.integers(len(ends)))
+        children[node] = [len(children), len(children) + 1]
+        ends += children[node]
+        children += [[-1, -1], [-1, -1]]
+    count = len(children)
+    values = rng.normal(size=(count, q))
+    thresholds = rng.choice([-1.5, 0.0, 1e-9, 0.5, 0.7], count)
+    return Tree(rng.integers(d, size=count), thresholds, np.array(children), values)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    leaves=st.lists(st.integers(1, 34), min_size=1, max_size=8),
+    d=st.integers(1, 4),
+    q=st.integers(1, 2),
+    single=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_rows_reach_the_leaf_that_a_loop_finds(leaves, d, q, single, seed):
+    """Whether trees have so few leaves that these are found by masks, or not."""
+    rng = np.random.default_rng(seed)
+    trees = [random_tree(rng, count, d, q) for count in leaves]
+    mean = TreeMean.of("trees", d, np.zeros(q), trees, single=single, covariate=False)
+    mean._validate()
+    assert (mean._masks is None) == (max(leaves) > 32)
+    asked = rng.choice([-1.5, 0.0, 0.5, 0.7, 2.0, np.inf, -np.inf, np.nan], (300, d))
+    asked[::2] += 1e-9 * rng.integers(-1, 2, size=(150, d))
+    compared = asked.astype(np.float32) if single else asked
+    expected = np.zeros((300, q))
+    for tree in trees:
+        for row, x in enumerate(compared):
+            node = 0
+            while tree.children[node, 0] >= 0:
+                right = not x[tree.feature[node]] <= tree.threshold[node]
+                node = tree.children[node, int(right)]
+            expected[row] += tree.values[node]
+    np.testing.assert_array_equal(mean(asked), expected)
+    np.testing.assert_array_equal(mean(asked[:5]), expected[:5])
+
+
+@pytest.mark.parametrize("leaves", [2, 12, 31])
+def test_boosted_trees_have_the_same_numbers_in_blocks_of_any_size(leaves):
+    """Few rows walk, more find their leaves by masks, many in several blocks."""
+    x, y = rows(400, q=1)
+    boosted = HistGradientBoostingRegressor(max_iter=40, max_leaf_nodes=leaves, min_samples_leaf=2)
+    mean = tree_mean(boosted.fit(x, y[:, 0]), (3, 1), covariate=True)
+    assert mean._masks is not None
+    many = np.tile(np.random.default_rng(2).normal(size=(500, 3)), (20, 1))
+    whole = mean(many)
+    for size in (1, 200, 300, 5000):
+        np.testing.assert_array_equal(mean(many[:size]), whole[:size])
+
+
 @pytest.mark.parametrize("q", [1, 2])
 @pytest.mark.parametrize("kind", [RandomForestRegressor, ExtraTreesRegressor])
 def test_the_spread_of_a_forest_is_that_of_its_trees(kind, q):
@@ -168,18 +227,18 @@ def test_the_spread_of_a_mixture_is_that_of_its_forests():
     ):
         made[name] = tree_mean(clone(one).fit(x, y), (3, 2), covariate=True)
     first, second = (made[name].predicted(x)[1][:, 2:] for name in ("forest", "other"))
-    for given, joined, spread in (
+    for known, joined, spread in (
         ("boosting", "forest", first),
         ("forest", "boosting", first),
         ("forest", "other", 0.3 * first + 0.7 * second),
         ("boosting", "boosting", np.zeros((300, 0))),
     ):
-        mixed = MixedMean(made[given], made[joined], 0.3)
+        mixed = MixedMean(made[known], made[joined], 0.3)
         mixed._validate()
         mu, covariates = mixed.predicted(x)
         assert covariates.shape[1] == 2 * len(mixed.covariates)
         np.testing.assert_array_equal(mu, mixed(x))
-        np.testing.assert_allclose(mu, 0.3 * made[given](x) + 0.7 * made[joined](x), rtol=1e-14)
+        np.testing.assert_allclose(mu, 0.3 * made[known](x) + 0.7 * made[joined](x), rtol=1e-14)
         np.testing.assert_array_equal(covariates, np.hstack([mu, spread]))
     silent = replace(made["forest"], covariate=False)
     mixed = MixedMean(silent, made["forest"], 0.3)
@@ -455,6 +514,28 @@ def test_few_rows_race_in_one_round(monkeypatch):
     assert search.better(100.0, lambda rows: mean) is None
     assert not grown
     assert not search._parts
+
+
+def test_a_forest_races_with_its_first_trees(monkeypatch):
+    """The others are fitted once it is not behind, and are those of a forest at once."""
+    monkeypatch.setattr(tree_fits, "_TRIAL_FOREST", 6)
+    monkeypatch.setattr(tree_fits, "_FOREST", 14)
+    given = training(*jump(1000))
+    search, counts = TreeSearch(given, ["forest"]), []
+    raced = search._not_behind
+
+    def counted(kinds, other):
+        counts.append([len(fit._trees) for fit in search._parts["forest"]._fits])
+        return raced(kinds, other)
+
+    monkeypatch.setattr(search, "_not_behind", counted)
+    found = search.better(100.0, lambda rows: np.zeros_like(rows.y))
+    assert len(counts) == 2
+    assert {count for each in counts for count in each} == {6}
+    assert [len(mean.roots) for mean in found.each] == [14] * 10
+    every = trees._Parts("forest", given)
+    every._reached = 14
+    np.testing.assert_array_equal(every.whole(1).predicted, found.predicted)
 
 
 @pytest.mark.parametrize(("n", "limit"), [(600, 1.4375), (1500, 1.15 + 0.05 * np.log2(1.5))])

@@ -245,9 +245,10 @@ class TreeSearch:
     rows all are taken at once, and the first part of the folds tells which kinds are hopeless.
 
     Then they race: first parts of the folds, of 200 rows or more, are fitted before the others,
-    which follow two at a time, and each in stages of more trees. After each stage the kinds are
-    left out that are behind the ridge regression or the best kind by a standard error, even if
-    more steps of boosting lower their errors as the last ones did.
+    which follow two at a time: of a forest with the first of its trees, of boosting in stages of
+    more steps. After each stage the kinds are left out that are behind the ridge regression or the
+    best kind by a standard error, even if more steps of boosting lower their errors as the last
+    ones did.
     Of the others the best one is taken that is better than the ridge regression by 1 %, or by two
     standard errors of the difference over units of rows, by this error or by the squared one, and
     not as much worse by the other.

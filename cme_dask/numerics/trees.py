@@ -265,8 +265,8 @@ class _LeafMasks:
 
     The leaves of a tree are numbered from the left. A node that a row passes on the right removes
     the leaves on its left, and the first one that no node removes is the row's, whether the row
-    comes by these nodes or not (Lucchese et al., QuickScorer, SIGIR 2015). Here each column of x
-    is first replaced by the number of thresholds below it, which takes one byte.
+    comes by these nodes or not (Lucchese et al., QuickScorer, SIGIR 2015). Here each value of x is
+    first replaced by the number of thresholds below it, which mostly takes one byte.
 
     Attributes
     ----------
@@ -288,52 +288,38 @@ class _LeafMasks:
     @classmethod
     def of(cls, trees: TreeMean) -> Self | None:
         """Those of all trees, or None if one has too many leaves."""
-        feature, children, roots = trees.feature, trees.children, trees.roots
-        leaf = children[:, 0] < 0
-        tree = np.repeat(np.arange(len(roots)), np.diff(np.append(roots, len(leaf))))
-        each = np.bincount(tree[leaf], minlength=len(roots))
-        if each.max() > _MASKED:
+        feature, children, leaf = trees.feature, trees.children, trees.children[:, 0] < 0
+        sizes = np.diff(np.append(trees.roots, len(leaf)))
+        tree = np.repeat(np.arange(len(sizes)), sizes)
+        ends, inner = np.flatnonzero(leaf), np.flatnonzero(~leaf)
+        most = int(np.bincount(tree[ends]).max())
+        if most > _MASKED:
             return None
-        levels, level = [], roots[~leaf[roots]]
-        while len(level):
-            levels.append(level)
-            level = children[level].reshape(-1)
-            level = level[~leaf[level]]
-        below = leaf.astype(np.int64)  # leaves of a node
-        for level in reversed(levels):
-            below[level] = below[children[level]].sum(axis=1)
-        before = np.zeros_like(below)  # leaves of the tree on the left of a node
-        for level in levels:
-            left, right = children[level].T
-            before[left], before[right] = before[level], before[level] + below[left]
-        inner, (bits, ones) = np.flatnonzero(~leaf), np.ones((2, len(leaf)), dtype=np.uint64)
-        bits[inner] = (ones[inner] << below[children[inner, 0]].astype(np.uint64)) - ones[inner]
-        bits <<= before.astype(np.uint64)
-        edges, numbers = [], np.zeros(len(leaf), dtype=np.int64)
+        below, before = _leaves_of(trees.roots, children)
+        ends = ends[np.lexsort((before[ends], tree[ends]))]
+        one = np.uint64(1)
+        bits = (one << below[children[inner, 0]]) - one << before[inner]
+        edges, number = [], np.zeros(len(inner), dtype=np.int64)
         for j in range(trees.width):
-            here = inner[feature[inner] == j]
-            found, numbers[here] = np.unique(trees.threshold[here], return_inverse=True)
+            here = feature[inner] == j
+            found, number[here] = np.unique(trees.threshold[inner[here]], return_inverse=True)
             edges.append(found)
-        most = int(each.max())
-        # The first of these types that has a bit for each leaf, or counts all thresholds.
-        mask = next(t for t in (np.uint8, np.uint16, np.uint32) if np.iinfo(t).bits >= most)
-        count = np.min_scalar_type(max(len(found) for found in edges))
 
-        def padded(values: Array, at: Array, width: int, dtype: Any) -> Array:
-            """Values of nodes, tree by tree, shape (T, width)."""
-            result = np.zeros((len(roots), width), dtype=dtype)
-            first = np.searchsorted(tree[at], tree[at])
-            result[tree[at], np.arange(len(at)) - first] = values
+        def by_tree(values: Array, at: Array, width: int, dtype: Any) -> Array:
+            """Values of nodes, which stand tree by tree, shape (T, width)."""
+            result = np.zeros((len(sizes), width), dtype=dtype)
+            result[tree[at], np.arange(len(at)) - np.searchsorted(tree[at], tree[at])] = values
             return result
 
-        ends = np.flatnonzero(leaf)
-        ends = ends[np.lexsort((before[ends], tree[ends]))]
+        # Of as few bytes as have a bit for each leaf, or count all thresholds.
+        mask = np.min_scalar_type(2**most - 1)
+        count = np.min_scalar_type(max(map(len, edges), default=0))
         return cls(
             edges,
-            padded(feature[inner], inner, most - 1, np.int64),
-            padded(numbers[inner], inner, most - 1, count),
-            padded(bits[inner], inner, most - 1, mask),
-            padded(ends, ends, most, np.int64),
+            by_tree(feature[inner], inner, most - 1, np.int64),
+            by_tree(number, inner, most - 1, count),
+            by_tree(bits, inner, most - 1, mask),
+            by_tree(ends, ends, most, np.int64),
         )
 
     def leaves(self, columns: Array) -> Iterator[Array]:
@@ -342,13 +328,30 @@ class _LeafMasks:
         ranks = np.empty(columns.shape, dtype=self.number.dtype)
         for rank, edges, column in zip(ranks, self.edges, columns, strict=True):
             rank[:] = np.searchsorted(edges, column)
-        step = max(1, _COMPARED // max(n * width, 1))
+        step = max(1, _COMPARED // (n * width))
         for start in range(0, count, step):
             some = slice(start, start + step)
             removed, nodes = self.removed[some], self.nodes[some]
-            right = ranks.take(self.feature[some].ravel(), axis=0) > self.number[some].reshape(-1, 1)
+            at_nodes = ranks.take(self.feature[some].ravel(), axis=0)
+            right = at_nodes > self.number[some].reshape(-1, 1)
             each = (right * removed.reshape(-1, 1)).reshape(*removed.shape, n)
             gone = np.bitwise_or.reduce(each, axis=1)
-            # Ones up to the first bit that is 0: the last leaf is on the left of no node.
-            first = np.bitwise_count(gone ^ (gone + 1)) + (width * np.arange(len(nodes)) - 1)[:, None]
-            yield from nodes.ravel().take(first)
+            # Ones up to the first bit that is 0; the last leaf is on the left of no node.
+            first = np.bitwise_count(gone ^ (gone + 1)) - 1
+            yield from nodes.ravel().take(first + width * np.arange(len(nodes))[:, None])
+
+
+def _leaves_of(roots: Array, children: Array) -> tuple[Array, Array]:
+    """How many leaves are below each node, and how many of its tree on the left of these."""
+    leaf, levels, level = children[:, 0] < 0, list[Array](), roots
+    while len(level):
+        level = level[~leaf[level]]
+        levels.append(level)
+        level = children[level].reshape(-1)
+    below, before = leaf.astype(np.uint64), np.zeros(len(leaf), dtype=np.uint64)
+    for level in reversed(levels):
+        below[level] = below[children[level]].sum(axis=1)
+    for level in levels:
+        left, right = children[level].T
+        before[left], before[right] = before[level], before[level] + below[left]
+    return below, before
