@@ -84,7 +84,7 @@ class _Parts:
         self.kind, self._rows, self._quick = kind, rows, quick
         self.count, self._parts = _parts_of(rows, _TRIAL_PARTS if quick else PARTS)
         self._fits: list[Any] = []
-        self._curve = np.zeros(0)
+        self._curves: list[Array] = []
         self._stages, self._by_need = KINDS[kind].stages(rows, quick), KINDS[kind].by_need
         self._reached = self._stages[0]
 
@@ -106,9 +106,8 @@ class _Parts:
             return kind(rows, ~self._held(k), self._quick, self._reached)
 
         new = range(len(self._fits), count)
-        if new:
-            self._fits += _at_once(fitted, new, self._threads(threads))
-            self._curve = self._losses(threads)
+        self._fits += _at_once(fitted, new, self._threads(threads))
+        self._curves += self._losses(new, threads)
 
     def grow(self, threads: int) -> None:
         """Give the fitted parts the trees of the next stage."""
@@ -118,9 +117,10 @@ class _Parts:
         def grown(k: int) -> Any:
             return self._fits[k].extended(rows, ~self._held(k), steps)
 
-        self._fits = _at_once(grown, range(len(self._fits)), self._threads(threads))
+        every = range(len(self._fits))
+        self._fits = _at_once(grown, every, self._threads(threads))
         self._reached = steps
-        self._curve = self._losses(threads)
+        self._curves = self._losses(every, threads)
 
     @property
     def grows(self) -> bool:
@@ -146,8 +146,13 @@ class _Parts:
     def _threads(self, threads: int) -> int:
         return 1 if in_one_thread(self.kind, self._rows) else threads
 
-    def _losses(self, threads: int) -> Array:
-        """After each step, over the rows that the fitted parts hold out, shape (S,)."""
+    @property
+    def _curve(self) -> Array:
+        """Losses after each step, over the rows that the fitted parts hold out, shape (S,)."""
+        return sum(self._curves)
+
+    def _losses(self, parts: Sequence[int], threads: int) -> list[Array]:
+        """Those over the rows of each of these parts."""
         rows = self._rows
         weights = rows.weights[:, None] / column_deviations(rows.y, rows.weights) ** 2
 
@@ -155,7 +160,7 @@ class _Parts:
             out = self._held(k)
             return self._fits[k].losses(rows.x[out], rows.y[out], weights[out])
 
-        return sum(_at_once(losses, range(len(self._fits)), self._threads(threads)))
+        return _at_once(losses, parts, self._threads(threads))
 
     def _means(self) -> list[TreeMean]:
         return [fit.mean(self._rows, self._best) for fit in self._fits]
