@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.machine import GemmRate
 from benchmarks.measure import Bench, Measurement, Ratio, Size, Term
+from benchmarks.small import small_rows
 from cme_dask.data.generate import Normal3
 from cme_dask.models import load_only
 from cme_dask.models.joint import JointModel
@@ -30,8 +31,17 @@ DEFAULT_SECONDS = 2.0
 """For the quantiles of one column at 10^5 points of a default fit."""
 
 _FIT_ROWS = 200_000
-DEFAULT_ROWS = (2_000, 10_000)
-_FRIEDMAN = 10  # columns of x
+DEFAULTS = (
+    ("Friedman", 2_000, 10, True),
+    ("Friedman", 10_000, 10, True),
+    ("sine and line, noise by x", 1_000, 8, False),
+    ("jump", 1_000, 8, False),
+)
+"""Laws of the small fits, rows, columns of x, and whether they are fitted without a location, too.
+
+A ridge regression is the location of the first three, trees are that of the last one.
+"""
+
 _EVENTS: dict[str, Function] = {
     "left": lambda y: y[:, 0] <= y[:, 1],
     "far": lambda y: y[:, 0] <= y[:, 1] - 0.5,
@@ -140,36 +150,39 @@ class Quantiles:
         return run
 
 
-def save_default(path: str, rows: int, residual: bool | str) -> None:
-    """Fit Friedman's ten columns without further arguments, and save the model."""
+def save_default(path: str, law: str, rows: int, columns: int, residual: bool | str) -> None:
+    """Fit a small table without further arguments, and save the model."""
     from cme_dask.estimators.joint import JointDistribution
 
-    x = np.random.default_rng(0).uniform(size=(rows, _FRIEDMAN))
-    mean = 10.0 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20.0 * (x[:, 2] - 0.5) ** 2
-    mean += 10.0 * x[:, 3] + 5.0 * x[:, 4]
-    y = mean[:, None] + np.random.default_rng(1).standard_normal((rows, 1))
-    JointDistribution(residual=residual).fit(x, y).save(path, overwrite=True)
+    x, y = small_rows(law, rows, columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        JointDistribution(residual=residual).fit(x, y).save(path, overwrite=True)
 
 
 @dataclass(frozen=True)
 class DefaultQuantiles:
-    """Nine quantiles of y at points of Friedman's ten columns.
+    """Nine quantiles of y at points of x as in a small table.
 
     Parameters
     ----------
     model
         Path of the saved model.
+    law, columns
+        Of the table, see :func:`benchmarks.small.small_rows`.
     rows
         Points of x.
     """
 
     model: str
+    law: str
+    columns: int
     rows: int
 
     def prepare(self) -> Callable[[], Describe]:
         """Load the model, make the points, and answer a few, so that the law is made."""
         law = load_only(JointModel, self.model)
-        points = np.random.default_rng(2).uniform(size=(self.rows, _FRIEDMAN))
+        points, _ = small_rows(self.law, self.rows, self.columns)
         law.conditional(points[:10]).quantile(LEVELS)
         answering = law.answering
         used = answering.coef.any()  # else the law is the same for all x
@@ -177,6 +190,7 @@ class DefaultQuantiles:
             "pivots": sum(answering.x.ranks) if used else 0,
             "functions": answering.x.basis.rank if used else 0,
             "cells": len(answering.masses),
+            "columns": self.columns,
         }
 
         def run() -> Describe:
@@ -189,8 +203,8 @@ class DefaultQuantiles:
 
 def answer_limit(run: Result, rate: Result, rows: int) -> float:
     """Seconds of the products and exponentials of density ratios on the cells, at these rates."""
-    m, k, cells = (run[name] for name in ("pivots", "functions", "cells"))
-    flops = 2.0 * m * (_FRIEDMAN + 2) + 2.0 * m * k + 2.0 * k * cells
+    m, k, cells, d = (run[name] for name in ("pivots", "functions", "cells", "columns"))
+    flops = 2.0 * m * (d + 2) + 2.0 * m * k + 2.0 * k * cells
     return float(rows * (flops / rate["gemm_all"] + m / rate["exp_all"]))
 
 
@@ -224,13 +238,14 @@ def queries_case(bench: Bench, size: Size) -> None:
 
 def _default_fits(bench: Bench, points: int) -> None:
     """Quantiles of default fits, with a location and without, beside the rates of the machine."""
-    for rows in DEFAULT_ROWS:
-        for kind, residual in (("location", "auto"), ("plain", False)):
-            path = str(bench.folder / f"default-{kind}-{rows}.zarr")
-            save_default(path, rows, residual)
-            at = f"queries/default {kind} {rows:,}"
+    for law, rows, columns, plain in DEFAULTS:
+        for kind in ("location", "plain") if plain else ("location",):
+            path = str(bench.folder / f"default-{kind}-{law}-{rows}.zarr")
+            save_default(path, law, rows, columns, "auto" if kind == "location" else False)
+            at = f"queries/default {kind}, {law}, {rows:,}"
             one, gemm, limit = f"{at}/quantiles", f"{at}/gemm", f"{at}/limit"
-            bench.measure({gemm: GemmRate(bench.workers), one: DefaultQuantiles(path, points)})
+            asked = DefaultQuantiles(path, law, columns, points)
+            bench.measure({gemm: GemmRate(bench.workers), one: asked})
             pairs = zip(bench.measurements[one].runs, bench.measurements[gemm].runs, strict=True)
             limits = [{"seconds": answer_limit(*pair, points)} for pair in pairs]
             if all(each["seconds"] for each in limits):

@@ -366,7 +366,7 @@ def test_every_case_measures_and_reports(case, here, monkeypatch, tmp_path):
     shorten_searches(monkeypatch, rows=200, max_rank=20, evaluations=2)
     monkeypatch.setattr(run, "QUICK", SMALL)
     monkeypatch.setattr(classes, "BOOSTING_ITERATIONS", 2)
-    monkeypatch.setattr(queries, "DEFAULT_ROWS", (200,))
+    monkeypatch.setattr(queries, "DEFAULTS", (("line", 200, 4, True), ("Friedman", 150, 5, False)))
     monkeypatch.setattr(memory, "SHAPES", {"one": memory.Shape(2000, (2, 1), rank=20, scale=0.3)})
     monkeypatch.setattr(memory, "LIMITED", ())
     monkeypatch.setattr(small, "LAWS", {"line": small.LAWS["line"]})
