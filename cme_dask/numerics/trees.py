@@ -1,7 +1,7 @@
 """Locations that are sums of regression trees, as plain arrays."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, Self
 
@@ -15,11 +15,9 @@ Array = Any
 PREDICTION, SPREAD = "prediction", "spread"
 """Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
-_ROWS = 1 << 14  # that go down a tree together
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
-_FEW = 128  # rows of a node, from which on all such nodes of a tree go on together
-_TOGETHER = 4096  # rows, of fewer than which several trees are walked together
-_PAIRS = 1 << 15  # of a row and a tree then, at a time
+_ROWS, _PAIRS = 1 << 12, 1 << 15  # rows, and pairs of one and a tree, at a time
+_LEVELS, _MOST = 4, 0.8  # levels from one look for rows at leaves to the next; share that goes on
 _MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
 _MANY = 256  # rows, from which on they are worth making
 _COMPARED = 1 << 18  # nodes times rows at a time: they stay in cache
@@ -182,81 +180,60 @@ class TreeMean:
         sums = np.zeros((len(x), q))
         away, squares = np.zeros((2, len(x), 0 if centre is None else q))
         masks = self._masks if len(x) >= _MANY else None
-        step = _ROWS if masks is None else _TOGETHER
-        for start in range(0, len(x), step):
-            here = slice(start, start + step)
+        for start in range(0, len(x), _ROWS):
+            here = slice(start, start + _ROWS)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
-            for leaf, rows in self._reached(columns, masks):
-                values = self.values[leaf].reshape(-1, q)
-                sums[here][rows] += values
+            for leaves in self._walked(columns) if masks is None else masks.leaves(columns):
+                values = self.values.take(leaves, axis=0)
+                sums[here] += values
                 if centre is not None:
-                    values = values - centre
-                    away[here][rows] += values
-                    squares[here][rows] += values**2
+                    values -= centre
+                    away[here] += values
+                    squares[here] += values**2
         return sums, away, squares
 
-    def _reached(
-        self, columns: Array, masks: "_LeafMasks | None"
-    ) -> Iterator[tuple[Any, Array | slice]]:
-        """Leaves of one tree after the other, one or one for each row, and the rows there."""
-        if masks is not None:
-            return ((leaves, slice(None)) for leaves in masks.leaves(columns))
-        few = columns.shape[1] < _TOGETHER
-        return self._in_blocks(columns) if few else self._in_turn(columns)
+    def _walked(self, columns: Array) -> Iterator[Array]:
+        """The leaves that n rows reach in one tree after the other, from columns (d, n).
+
+        Several trees are walked at the same time. A row that has reached a leaf stays there while
+        others go on.
+        """
+        feature, children, inner = self._steps
+        flat, n = columns.reshape(-1), columns.shape[1]
+        count = max(1, _PAIRS // max(n, 1))
+        for start in range(0, len(self.roots), count):
+            roots = self.roots[start : start + count]
+            reached = at = np.repeat(roots, n)
+            rows, going = np.tile(np.arange(n), len(roots)), np.arange(len(at))
+            while len(going):
+                for _ in range(_LEVELS):
+                    values = flat.take(feature.take(at) * n + rows)
+                    right = ~(values <= self.threshold.take(at))
+                    at = children.take(2 * at + right)
+                left = np.flatnonzero(inner.take(at))
+                if len(left) <= _MOST * len(at):
+                    reached[going] = at
+                    going, at, rows = going[left], at[left], rows[left]
+            yield from reached.reshape(len(roots), n)
+
+    @cached_property
+    def _steps(self) -> tuple[Array, Array, Array]:
+        """Columns that nodes compare, their children one after the other, and which have any.
+
+        A leaf compares the first column, and is its own child.
+        """
+        inner, nodes = self.children[:, 0] >= 0, np.arange(len(self.children))
+        children = np.where(inner[:, None], self.children, nodes[:, None])
+        return np.where(inner, self.feature, 0), children.reshape(-1), inner
 
     @cached_property
     def _masks(self) -> "_LeafMasks | None":
         return _LeafMasks.of(self)
 
-    def _in_turn(self, columns: Array) -> Iterator[tuple[Any, Array]]:
-        """Leaves of one tree after the other, and the rows that reach them."""
-        for root in self.roots.tolist():
-            yield from self._leaves(root, columns)
-
-    def _in_blocks(self, columns: Array) -> Iterator[tuple[Array, slice]]:
-        """Leaves that few rows reach in one tree after the other, of several trees at once.
-
-        Sums over the trees are made in the same order, and are the same numbers.
-        """
-        n = columns.shape[1]
-        count = max(1, _PAIRS // max(n, 1))
-        for first in range(0, len(self.roots), count):
-            roots = self.roots[first : first + count]
-            at, rows = np.repeat(roots, n), np.tile(np.arange(n), len(roots))
-            for leaves in self._descended(at, rows, columns).reshape(len(roots), n):
-                yield leaves, slice(None)
-
-    def _leaves(self, root: int, columns: Array) -> Iterator[tuple[Any, Array]]:
-        """Leaves of a tree, one or one for each row, and the rows that reach them."""
-        feature, threshold = self.feature, self.threshold
-        waiting, few = [(root, np.arange(columns.shape[1]))], list[tuple[int, Array]]()
-        while waiting:
-            node, rows = waiting.pop()
-            left, right = self.children[node].tolist()
-            if left < 0:
-                yield node, rows
-            elif len(rows) < _FEW:
-                few.append((node, rows))
-            else:
-                low = columns[feature[node]][rows] <= threshold[node]
-                waiting += [(left, rows[low]), (right, rows[~low])]
-        if few:
-            rows = np.concatenate([rows for _, rows in few])
-            at = np.repeat([node for node, _ in few], [len(rows) for _, rows in few])
-            yield self._descended(at, rows, columns), rows
-
-    def _descended(self, at: Array, rows: Array, columns: Array) -> Array:
-        """The leaves that rows reach from nodes, shape (P,)."""
-        feature, threshold, children = self.feature, self.threshold, self.children
-        flat, n = columns.reshape(-1), columns.shape[1]
-        going = np.flatnonzero(children[at, 0] >= 0)
-        while len(going):
-            here = at[going]
-            high = ~(flat[feature[here] * n + rows[going]] <= threshold[here])
-            here = at[going] = children[here, high.astype(np.intp)]
-            going = going[children[here, 0] >= 0]
-        return at
+    def __getstate__(self) -> dict[str, Any]:
+        """The trees alone: what walks them is made again faster than it is sent."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, eq=False)
