@@ -154,25 +154,22 @@ class TreeMean:
         return self._sums(x)[0] + self.constant
 
     def predicted(self, x: Array) -> tuple[Array, Array]:
-        """Mu at the rows of x, and the covariates, shape (n, C q)."""
-        if SPREAD in self.covariates:
-            mu, spread = self.with_spread(x)
-            return mu, np.hstack([mu, spread])
-        mu = self(x)
-        return mu, mu[:, : len(self.covariates) * mu.shape[1]]
+        r"""Mu at the rows of x, and the covariates, shape (n, C q).
 
-    def with_spread(self, x: Array) -> tuple[Array, Array]:
-        r"""Mu at the rows of x, and the standard deviation of T v_t over the T trees, (n, q).
-
-        That is :math:`\bigl(T \sum_t (v_t - a)^2 - (\sum_t v_t - T a)^2\bigr)^{1/2}` for any a.
+        The spread is the standard deviation of T v_t over the T trees,
+        :math:`\bigl(T \sum_t (v_t - a)^2 - (\sum_t v_t - T a)^2\bigr)^{1/2}` for any a.
         """
+        if SPREAD not in self.covariates:
+            mu = self(x)
+            return mu, mu[:, : len(self.covariates) * mu.shape[1]]
         # About the mean of all leaves, so that little is lost where y is far from 0.
         n_trees = len(self.roots)
         sums, away, squares = self._sums(x, self.values.mean(axis=0))
         squares *= n_trees
         variances = squares - away**2
         variances[variances < _ROUNDING * n_trees * squares] = 0.0  # where trees agree
-        return sums + self.constant, np.sqrt(variances)
+        mu = sums + self.constant
+        return mu, np.hstack([mu, np.sqrt(variances)])
 
     def _sums(self, x: Array, centre: Array | None = None) -> tuple[Array, Array, Array]:
         """Sums over the trees of v_t(x), and of v_t(x) - centre and its square if that is given."""
