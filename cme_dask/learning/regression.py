@@ -39,7 +39,7 @@ _REGS_0 = (1e-4, 1e-2)  # ridges of the starts
 _ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
-_STEPS = (20, 4, 6)  # from the starts, from the Gaussian kernel, and of the best one
+_STEPS = (20, 4, 6)  # from the starts, from the Gaussian kernel, and on more rows
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -225,8 +225,8 @@ def learn_mean(
 
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
-    kernels do in a few steps, as long as a rougher one is not clearly worse. The best of these
-    kernels goes on, with 1,000 rows where there are so many. Columns whose length scales end above 50 standard deviations are ignored where
+    kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
+    with 1,000 rows. Columns whose length scales end above 50 standard deviations are ignored where
     nothing is lost by that.
 
     Parameters
@@ -280,7 +280,8 @@ def learn_mean(
                 stage = descent.stage(each.scaled, folds, ROWS[1])
             found.append((each, stage, best))
         of, stage, best = found[0] if len(found) == 1 else min(found, key=absolute)
-        best = descent.moved(stage, best.point, best.reg, _STEPS[2])
+        if len(some) > ROWS[0]:
+            best = descent.moved(stage, best.point, best.reg, _STEPS[2])
         final = descent.simplified(stage, best)
     if memory is not None:
         memory.flush()
