@@ -39,7 +39,8 @@ _REGS_0 = (1e-4, 1e-2)  # ridges of the starts
 _ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
-_STEPS = (20, 4, 6)  # from the starts, from the Gaussian kernel, and on more rows
+_STEPS = (20, 8, 6)  # from the starts, from the Gaussian kernel, and on more rows
+_FEWER = 4  # from the Gaussian kernel, where the best one goes on with more rows
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -270,17 +271,18 @@ def learn_mean(
         missed = of.missed(stage.order, reached.residuals)
         return _absolute_error(missed, of.y[stage.order], stage.weights)
 
+    more = len(some) > ROWS[0]
     with one_blas_thread():
         found, first = [], None
         for each in targets:
             stage = descent.stage(each.scaled, folds, ROWS[0])
-            learned = descent.learned(stage, first)
+            learned = descent.learned(stage, _FEWER if more else _STEPS[1], first)
             first, best = learned[0], min(learned, key=_by_error)
-            if len(some) > ROWS[0]:
+            if more:
                 stage = descent.stage(each.scaled, folds, ROWS[1])
             found.append((each, stage, best))
         of, stage, best = found[0] if len(found) == 1 else min(found, key=absolute)
-        if len(some) > ROWS[0]:
+        if more:
             best = descent.moved(stage, best.point, best.reg, _STEPS[2])
         final = descent.simplified(stage, best)
     if memory is not None:
@@ -406,8 +408,8 @@ class _Descent:
         self._stages += 1
         return _Stage(self._stages, order, weights, slices, targets[order], values, trend)
 
-    def learned(self, stage: _Stage, near: _Learned | None = None) -> list[_Learned]:
-        """A Gaussian kernel, then rougher ones as long as these are hardly worse.
+    def learned(self, stage: _Stage, steps: int, near: _Learned | None = None) -> list[_Learned]:
+        """A Gaussian kernel, then rougher ones, of so many steps, as long as these are hardly worse.
 
         The first one is moved from near another one of similar targets, or from the best of some
         starts for each form of coordinates.
@@ -423,7 +425,7 @@ class _Descent:
         rougher = [1.0 if coded else _ROUGHER for coded in categorical]
         for smoothness in () if all(categorical) else SMOOTHNESS:
             point = replace(last.point.scaled(rougher), smoothness=smoothness)
-            before, last = last.error, self.moved(stage, point, last.reg, _STEPS[1])
+            before, last = last.error, self.moved(stage, point, last.reg, steps)
             learned.append(last)
             if last.error > before + _ROUGH:
                 break
