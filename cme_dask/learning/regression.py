@@ -227,7 +227,7 @@ def learn_mean(
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
     kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
-    with 1,000 rows. Columns whose length scales end above 50 standard deviations are ignored where
+    with 1,000 rows, if there are more than 400. Columns whose length scales end above 50 standard deviations are ignored where
     nothing is lost by that.
 
     Parameters
@@ -409,7 +409,7 @@ class _Descent:
         return _Stage(self._stages, order, weights, slices, targets[order], values, trend)
 
     def learned(self, stage: _Stage, steps: int, near: _Learned | None = None) -> list[_Learned]:
-        """A Gaussian kernel, then rougher ones, of so many steps, as long as these are hardly worse.
+        """A Gaussian kernel, then rougher ones in so many steps, while these are hardly worse.
 
         The first one is moved from near another one of similar targets, or from the best of some
         starts for each form of coordinates.
