@@ -182,7 +182,7 @@ class DefaultQuantiles:
     def prepare(self) -> Callable[[], Describe]:
         """Load the model, make the points, and answer a few, so that the law is made."""
         law = load_only(JointModel, self.model)
-        points, _ = small_rows(self.law, self.rows, self.columns)
+        points, _ = small_rows(self.law, self.rows, self.columns, 1)
         law.conditional(points[:10]).quantile(LEVELS)
         answering = law.answering
         used = answering.coef.any()  # else the law is the same for all x
@@ -244,8 +244,8 @@ def _default_fits(bench: Bench, points: int) -> None:
             save_default(path, law, rows, columns, "auto" if kind == "location" else False)
             at = f"queries/default {kind}, {law}, {rows:,}"
             one, gemm, limit = f"{at}/quantiles", f"{at}/gemm", f"{at}/limit"
-            asked = DefaultQuantiles(path, law, columns, points)
-            bench.measure({gemm: GemmRate(bench.workers), one: asked})
+            quantiles = DefaultQuantiles(path, law, columns, points)
+            bench.measure({gemm: GemmRate(bench.workers), one: quantiles})
             pairs = zip(bench.measurements[one].runs, bench.measurements[gemm].runs, strict=True)
             limits = [{"seconds": answer_limit(*pair, points)} for pair in pairs]
             if all(each["seconds"] for each in limits):

@@ -38,12 +38,12 @@ LAWS: dict[str, Callable[[Array, Array], Array]] = {
 """y from normal columns x and normal noise e."""
 
 
-def small_rows(law: str, rows: int, columns: int) -> tuple[Array, Array]:
+def small_rows(law: str, rows: int, columns: int, draw: int = 0) -> tuple[Array, Array]:
     """Rows x (n, d) and y (n, 1) of one of these laws, or of Friedman's."""
     if law == "Friedman":
-        x, y = TRUTHS["friedman"].draw(rows, 0)
+        x, y = TRUTHS["friedman"].draw(rows, draw)
         return x[:, :columns], y
-    rng = np.random.default_rng([rows, columns])
+    rng = np.random.default_rng([rows, columns, draw])
     x, e = rng.standard_normal((rows, columns)), rng.standard_normal(rows)
     return x, LAWS[law](x, e)[:, None]
 

@@ -208,7 +208,7 @@ def few_held_rows(request):
                 patch.setattr(f"cme_dask.estimators.{module}.HELD_ROWS", 500)
             patch.setattr("cme_dask.estimators.multiclass._CHOICE_ROWS", 300)
             patch.setattr("cme_dask.learning.regression.ROWS", (200, 400))
-            patch.setattr("cme_dask.learning.regression._STEPS", (10, 4, 5))
+            patch.setattr("cme_dask.learning.regression._STEPS", (10, 4, 4, 5))
             for name in ("_GROWTH", "_GROWTH_OF_FEW"):
                 growth = getattr(tree_fits, name)
                 patch.setattr(tree_fits, name, growth._replace(steps=(30, 60)))
@@ -222,7 +222,7 @@ def least_searches(few_held_rows):
     """Searches for kernels begin at few length scales and take few steps: for modules of others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cme_dask.learning.search.GRID", (0.4, 1.2))
-        patch.setattr("cme_dask.learning.regression._STEPS", (3, 1, 1))
+        patch.setattr("cme_dask.learning.regression._STEPS", (3, 1, 1, 1))
         yield
 
 

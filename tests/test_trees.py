@@ -1,6 +1,7 @@
 """Regression trees as locations: arrays beside scikit-learn, cross-fits by hand, the choice."""
 
 import copy
+import pickle
 import threading
 import warnings
 from contextlib import suppress
@@ -89,9 +90,9 @@ def test_arrays_predict_what_scikit_learn_does(regressor, q, n):
 
 
 @pytest.mark.parametrize("q", [1, 2])
-@pytest.mark.parametrize("size", [1, 7, 700, 4999])
+@pytest.mark.parametrize("size", [1, 7, 700, 4097])
 def test_rows_have_the_same_numbers_in_blocks_of_any_size(size, q):
-    """Few rows go down several trees at once, many down one after the other."""
+    """More rows at once walk fewer trees at once."""
     x, y = rows(400, q=q)
     forest = ExtraTreesRegressor(60, min_samples_leaf=2, random_state=0)
     mean = tree_mean(forest.fit(x, y[:, 0] if q == 1 else y), (3, q), covariate=True)
@@ -131,10 +132,10 @@ def test_rows_reach_the_leaf_that_a_loop_finds(leaves, d, q, single, seed):
     mean = TreeMean.of("trees", d, np.zeros(q), trees, single=single, covariate=False)
     mean._validate()
     assert (mean._masks is None) == (max(leaves) > 32)
-    asked = rng.choice([-1.5, 0.0, 0.5, 0.7, 2.0, np.inf, -np.inf, np.nan], (300, d))
-    asked[::2] += 1e-9 * rng.integers(-1, 2, size=(150, d))
+    asked = rng.choice([-1.5, 0.0, 0.5, 0.7, 2.0, np.inf, -np.inf, np.nan], (512, d))
+    asked[::2] += 1e-9 * rng.integers(-1, 2, size=(256, d))
     compared = asked.astype(np.float32) if single else asked
-    expected = np.zeros((300, q))
+    expected = np.zeros((512, q))
     for tree in trees:
         for row, x in enumerate(compared):
             node = 0
@@ -155,8 +156,47 @@ def test_boosted_trees_have_the_same_numbers_in_blocks_of_any_size(leaves):
     assert mean._masks is not None
     many = np.tile(np.random.default_rng(2).normal(size=(500, 3)), (20, 1))
     whole = mean(many)
-    for size in (1, 200, 300, 5000):
+    for size in (1, 200, 600, 5000):
         np.testing.assert_array_equal(mean(many[:size]), whole[:size])
+
+
+def test_thresholds_of_a_column_that_are_more_than_a_byte_counts():
+    rng = np.random.default_rng(0)
+    trees = [random_tree(rng, 8, 2, 1) for _ in range(100)]
+    trees = [replace(tree, threshold=rng.normal(size=15)) for tree in trees]
+    mean = TreeMean.of("trees", 2, np.zeros(1), trees, single=False, covariate=False)
+    assert mean._masks.number.dtype == np.uint16
+    asked = rng.normal(size=(600, 2))
+    np.testing.assert_array_equal(mean(asked), np.vstack([mean(asked[:300]), mean(asked[300:])]))
+
+
+def test_pickled_trees_hold_the_arrays_alone():
+    x, y = rows(600)
+    mean = tree_mean(clone(BOOSTING).fit(x, y[:, 0]), (3, 1), covariate=True)
+    alone = len(pickle.dumps(mean))
+    np.testing.assert_array_equal(mean(x[:9]), mean(x)[:9])
+    assert {"_masks", "_ways"} < set(vars(mean))
+    assert len(pickle.dumps(mean)) == alone
+    np.testing.assert_array_equal(copy.deepcopy(mean)(x), mean(x))
+
+
+@pytest.mark.parametrize(
+    "children",
+    [
+        [[2, 3], [-1, -1], [-1, -1], [-1, -1]],  # a leaf that no row reaches
+        [[1, 1], [-1, -1]],
+        [[1, 2], [3, 4], [3, 4], [-1, -1], [-1, -1]],
+        [[1, -1], [-1, -1]],
+        [[1, 5], [-1, -1]],
+    ],
+)
+def test_nodes_that_rows_reach_in_no_way_or_in_two_are_refused(children):
+    children = np.array(children)
+    count = len(children)
+    tree = Tree(np.zeros(count, dtype=int), np.zeros(count), children, np.zeros((count, 1)))
+    mean = TreeMean.of("trees", 1, np.zeros(1), [tree], single=False, covariate=False)
+    with pytest.raises(DataError, match="its trees are no trees"):
+        mean._validate()
 
 
 @pytest.mark.parametrize("q", [1, 2])
@@ -525,7 +565,7 @@ def test_a_forest_races_with_its_first_trees(monkeypatch):
     raced = search._not_behind
 
     def counted(kinds, other):
-        counts.append([len(fit._trees) for fit in search._parts["forest"]._fits])
+        counts.append([len(fit._mean.roots) for fit in search._parts["forest"]._fits])
         return raced(kinds, other)
 
     monkeypatch.setattr(search, "_not_behind", counted)

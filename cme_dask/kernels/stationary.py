@@ -445,7 +445,7 @@ class Matern(Stationary):
         return factor * exponentials(xp, -s)
 
     def slope(self, xp: Any, squares: Array) -> Array:
-        """Return -nu exp(-s) times 1 / s, 1 or (1 + s) / 3, with at least 1e-12 for s in 1 / s."""
+        """Return -nu exp(-s) times 1 / s (s at least 1e-12), 1 or (1 + s) / 3."""
         s = xp.sqrt(2.0 * self.nu * squares)
         slope = -self.nu * exponentials(xp, -s)
         if self.nu < 1.0:

@@ -39,8 +39,8 @@ _REGS_0 = (1e-4, 1e-2)  # ridges of the starts
 _ROUGHER = 1.35  # times the length scales of the last kernel, from which a rougher one starts
 _LOWEST, _HIGHEST = 0.02, 1e3  # length scales
 _REGS = (1e-8, 1.0)
-_STEPS = (20, 8, 6)  # from the starts, from the Gaussian kernel, and on more rows
-_FEWER = 4  # from the Gaussian kernel, where the best one goes on with more rows
+# From the starts, of rougher kernels without and with more rows to come, and on more rows.
+_STEPS = (20, 8, 4, 6)
 _TREND = 1e3  # of the kernel of a trend: its ridge is as good as none
 _DIGITS = 2  # of logarithms of length scales
 _WORSE = 2e-4  # of the error: less is no loss
@@ -227,8 +227,8 @@ def learn_mean(
     On 400 rows the length scales of a Gaussian kernel and the ridge follow the gradient of the
     held-out error (L-BFGS), for each form of coordinates; from the better one, those of Matern
     kernels do, as long as a rougher one is not clearly worse. The best of these kernels goes on
-    with 1,000 rows, if there are more than 400. Columns whose length scales end above 50 standard deviations are ignored where
-    nothing is lost by that.
+    with 1,000 rows, if there are more than 400. Columns whose length scales end above 50 standard
+    deviations are ignored where nothing is lost by that.
 
     Parameters
     ----------
@@ -276,14 +276,14 @@ def learn_mean(
         found, first = [], None
         for each in targets:
             stage = descent.stage(each.scaled, folds, ROWS[0])
-            learned = descent.learned(stage, _FEWER if more else _STEPS[1], first)
+            learned = descent.learned(stage, _STEPS[2 if more else 1], first)
             first, best = learned[0], min(learned, key=_by_error)
             if more:
                 stage = descent.stage(each.scaled, folds, ROWS[1])
             found.append((each, stage, best))
         of, stage, best = found[0] if len(found) == 1 else min(found, key=absolute)
         if more:
-            best = descent.moved(stage, best.point, best.reg, _STEPS[2])
+            best = descent.moved(stage, best.point, best.reg, _STEPS[3])
         final = descent.simplified(stage, best)
     if memory is not None:
         memory.flush()
@@ -409,7 +409,7 @@ class _Descent:
         return _Stage(self._stages, order, weights, slices, targets[order], values, trend)
 
     def learned(self, stage: _Stage, steps: int, near: _Learned | None = None) -> list[_Learned]:
-        """A Gaussian kernel, then rougher ones in so many steps, while these are hardly worse.
+        """A Gaussian kernel, then rougher ones, in so many steps each, if they are hardly worse.
 
         The first one is moved from near another one of similar targets, or from the best of some
         starts for each form of coordinates.

@@ -47,6 +47,7 @@ _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _MANY_NUMBERS = 100_000  # of x, from which on threads serve boosting
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
+_WAYS = 32  # bytes of a node, of what rows find their leaves by
 
 
 # From scikit-learn's trees to arrays
@@ -414,5 +415,5 @@ def trees_bytes(rows: int, columns: tuple[int, int], threads: int, parts: int = 
     boosted = q * growth.steps[-1] * 2 * growth.leaves
     nodes = parts * (forest + 2 * boosted)
     # Of a kind scikit-learn's trees stand beside the arrays, which all kinds retain.
-    arrays = nodes * (4 + q) * _WORD
+    arrays = nodes * ((4 + q) * _WORD + _WAYS)
     return working + arrays + parts * max(forest, boosted) * (_NODE + q * _WORD)

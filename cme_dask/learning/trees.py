@@ -67,8 +67,8 @@ class CrossFit(NamedTuple):
 class _Parts:
     """Trees of one kind, fitted without one part of the folds after the other.
 
-    A forest has some of its trees first, which are hardly worse than all. Boosting has the steps
-    of its next stage where nearly all of those so far are of use.
+    A forest is fitted with some of its trees first, which predict hardly worse than all of them.
+    Boosting has the steps of its next stage where nearly all of those so far are of use.
 
     Parameters
     ----------
@@ -106,8 +106,9 @@ class _Parts:
             return kind(rows, ~self._held(k), self._quick, self._reached)
 
         new = range(len(self._fits), count)
-        self._fits += _at_once(fitted, new, self._threads(threads))
-        self._curves += self._losses(new, threads)
+        if new:
+            self._fits += _at_once(fitted, new, self._threads(threads))
+            self._curves += self._losses(new, threads)
 
     def grow(self, threads: int) -> None:
         """Give the fitted parts the trees of the next stage."""
@@ -250,10 +251,9 @@ class TreeSearch:
     rows all are taken at once, and the first part of the folds tells which kinds are hopeless.
 
     Then they race: first parts of the folds, of 200 rows or more, are fitted before the others,
-    which follow two at a time: of a forest with the first of its trees, of boosting in stages of
+    which follow two at a time. A forest races with the first of its trees, boosting in stages of
     more steps. After each stage the kinds are left out that are behind the ridge regression or the
-    best kind by a standard error, even if more steps of boosting lower their errors as the last
-    ones did.
+    best kind by a standard error, even if more steps lower their errors as the last ones did.
     Of the others the best one is taken that is better than the ridge regression by 1 %, or by two
     standard errors of the difference over units of rows, by this error or by the squared one, and
     not as much worse by the other.
@@ -577,7 +577,7 @@ def _clearness(gain: Array, weights: Array, units: Array) -> float:
 def _alone(work: Callable[[int], Any], k: int) -> Any:
     """Work of one thread: libraries would start as many as there are cores.
 
-    Scikit-learn checks the parameters of each tree of a forest, a tenth of its time on few rows.
+    Nor does scikit-learn check parameters, which takes a tenth of a forest's time on few rows.
     """
     from sklearn import config_context
 

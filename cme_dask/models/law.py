@@ -43,7 +43,8 @@ _DRAWN = 1 << 62  # salt of draws, above the seeds of samples
 _TRUTH_ERROR = 1e-9  # of the mean of an event over a cell
 _HELD = 1 << 22  # numbers of laws that are held from one query to the next, 32 MB
 _AT_ONCE = 1 << 19  # numbers of laws that a query works on: they stay in cache
-_LEAST_ROWS, _MOST_ROWS = 2048, 4096  # at once
+_LEAST_ROWS, _MOST_ROWS = 1024, 4096  # at once
+_MANY_ROWS = 1 << 14  # of which twice as many go at once: fewer calls, and each thread has several
 
 
 class ConditionalLaw:
@@ -574,7 +575,8 @@ class ConditionalLaw:
         """
         n, result = len(self.points), None
         most = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
-        step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), _LEAST_ROWS))
+        least = _LEAST_ROWS if n < _MANY_ROWS else 2 * _LEAST_ROWS
+        step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), least))
 
         def fill(start: int) -> None:
             nonlocal result

@@ -16,10 +16,11 @@ PREDICTION, SPREAD = "prediction", "spread"
 """Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
-_ROWS, _PAIRS = 1 << 12, 1 << 15  # rows, and pairs of one and a tree, at a time
-_LEVELS, _MOST = 4, 0.8  # levels from one look for rows at leaves to the next; share that goes on
+_ROWS, _PAIRS = 1 << 12, 1 << 15  # rows at a time, and pairs of a row and a tree
+_LEVELS = 4  # that rows go down before some of them may rest at their leaves
+_MOST = 0.8  # share of the rows that go on then: if it is larger, the others go with them
 _MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
-_MANY = 256  # rows, from which on they are worth making
+_MANY = 512  # rows, from which on they are worth making
 _COMPARED = 1 << 18  # nodes times rows at a time: they stay in cache
 
 
@@ -118,7 +119,7 @@ class TreeMean:
         )
 
     def _validate(self) -> None:
-        """DataError unless every row reaches a leaf of every tree."""
+        """DataError unless every row reaches a leaf of every tree, and no leaf in two ways."""
         n, nodes = len(self.feature), np.arange(len(self.feature))
         edges = np.append(self.roots, n)
         last = np.repeat(edges[1:], np.diff(edges).clip(0)) if len(self.roots) else nodes
@@ -132,6 +133,7 @@ class TreeMean:
             and (np.diff(edges) > 0).all()
             and (below[inner] > nodes[inner, None]).all()
             and (below[inner] < last[inner, None]).all()
+            and (np.bincount(np.append(self.roots, below[inner]), minlength=n) == 1).all()
             and (self.feature[inner] >= 0).all()
             and (self.feature[inner] < self.width).all()
         ):
@@ -196,7 +198,7 @@ class TreeMean:
         Several trees are walked at the same time. A row that has reached a leaf stays there while
         others go on.
         """
-        feature, children, inner = self._steps
+        children, inner = self._ways
         flat, n = columns.reshape(-1), columns.shape[1]
         count = max(1, _PAIRS // max(n, 1))
         for start in range(0, len(self.roots), count):
@@ -205,24 +207,25 @@ class TreeMean:
             rows, going = np.tile(np.arange(n), len(roots)), np.arange(len(at))
             while len(going):
                 for _ in range(_LEVELS):
-                    values = flat.take(feature.take(at) * n + rows)
+                    # A leaf may name any column: it has no other child than itself.
+                    values = flat.take(self.feature.take(at) * n + rows, mode="clip")
                     right = ~(values <= self.threshold.take(at))
                     at = children.take(2 * at + right)
-                left = np.flatnonzero(inner.take(at))
-                if len(left) <= _MOST * len(at):
+                rest = np.flatnonzero(inner.take(at))
+                if len(rest) <= _MOST * len(at):
                     reached[going] = at
-                    going, at, rows = going[left], at[left], rows[left]
+                    going, at, rows = going[rest], at[rest], rows[rest]
             yield from reached.reshape(len(roots), n)
 
     @cached_property
-    def _steps(self) -> tuple[Array, Array, Array]:
-        """Columns that nodes compare, their children one after the other, and which have any.
+    def _ways(self) -> tuple[Array, Array]:
+        """Children of the nodes, one after the other, and which nodes have any.
 
-        A leaf compares the first column, and is its own child.
+        A leaf is its own child.
         """
         inner, nodes = self.children[:, 0] >= 0, np.arange(len(self.children))
         children = np.where(inner[:, None], self.children, nodes[:, None])
-        return np.where(inner, self.feature, 0), children.reshape(-1), inner
+        return children.reshape(-1), inner
 
     @cached_property
     def _masks(self) -> "_LeafMasks | None":
