@@ -16,12 +16,13 @@ PREDICTION, SPREAD = "prediction", "spread"
 """Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
-_ROWS, _PAIRS = 1 << 12, 1 << 15  # rows at a time, and pairs of a row and a tree
+_TREES, _ROWS = 16, 1 << 11  # whose values are added at once, at so many rows
+_PAIRS = 1 << 15  # of a row and a tree that walk at once
 _LEVELS = 4  # that rows go down before some of them may rest at their leaves
 _MOST = 0.8  # share of the rows that go on then: if it is larger, the others go with them
 _MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
 _MANY = 512  # rows, from which on they are worth making
-_COMPARED = 1 << 18  # nodes times rows at a time: they stay in cache
+_COMPARED = 1 << 18  # leaves times rows at once: they stay in cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,28 +180,29 @@ class TreeMean:
         sums = np.zeros((len(x), q))
         away, squares = np.zeros((2, len(x), 0 if centre is None else q))
         masks = self._masks if len(x) >= _MANY else None
-        for start in range(0, len(x), _ROWS):
-            here = slice(start, start + _ROWS)
+        step = _ROWS if masks is None else masks.rows
+        for start in range(0, len(x), step):
+            here = slice(start, start + step)
             columns = x[here].T
             columns = np.ascontiguousarray(columns, np.float32 if self.single else np.float64)
             for leaves in self._walked(columns) if masks is None else masks.leaves(columns):
                 values = self.values.take(leaves, axis=0)
-                sums[here] += values
+                sums[here] += _summed(values)
                 if centre is not None:
                     values -= centre
-                    away[here] += values
-                    squares[here] += values**2
+                    away[here] += _summed(values)
+                    squares[here] += _summed(np.square(values, out=values))
         return sums, away, squares
 
     def _walked(self, columns: Array) -> Iterator[Array]:
-        """The leaves that n rows reach in one tree after the other, from columns (d, n).
+        """The leaves that n rows reach in some trees after the others, from columns (d, n).
 
-        Several trees are walked at the same time. A row that has reached a leaf stays there while
+        Many trees are walked at once, of few rows. A row that has reached a leaf stays there while
         others go on.
         """
         children, inner = self._ways
         flat, n = columns.reshape(-1), columns.shape[1]
-        count = max(1, _PAIRS // max(n, 1))
+        count = _TREES * max(1, _PAIRS // (_TREES * n))
         for start in range(0, len(self.roots), count):
             roots = self.roots[start : start + count]
             reached = at = np.repeat(roots, n)
@@ -215,7 +217,8 @@ class TreeMean:
                 if len(rest) <= _MOST * len(at):
                     reached[going] = at
                     going, at, rows = going[rest], at[rest], rows[rest]
-            yield from reached.reshape(len(roots), n)
+            leaves = reached.reshape(len(roots), n)
+            yield from (leaves[i : i + _TREES] for i in range(0, len(leaves), _TREES))
 
     @cached_property
     def _ways(self) -> tuple[Array, Array]:
@@ -299,15 +302,19 @@ class _LeafMasks:
             by_tree(ends, ends, most, np.int64),
         )
 
+    @property
+    def rows(self) -> int:
+        """How many go at once."""
+        return max(1, _COMPARED // (_TREES * int(self.nodes.shape[1])))
+
     def leaves(self, columns: Array) -> Iterator[Array]:
-        """The leaves that n rows reach in one tree after the other, from columns (d, n)."""
+        """The leaves that n rows reach in some trees after the others, from columns (d, n)."""
         n, (count, width) = columns.shape[1], self.nodes.shape
         ranks = np.empty(columns.shape, dtype=self.number.dtype)
         for rank, edges, column in zip(ranks, self.edges, columns, strict=True):
             rank[:] = np.searchsorted(edges, column)
-        step = max(1, _COMPARED // (n * width))
-        for start in range(0, count, step):
-            some = slice(start, start + step)
+        for start in range(0, count, _TREES):
+            some = slice(start, start + _TREES)
             removed, nodes = self.removed[some], self.nodes[some]
             at_nodes = ranks.take(self.feature[some].ravel(), axis=0)
             right = at_nodes > self.number[some].reshape(-1, 1)
@@ -315,7 +322,15 @@ class _LeafMasks:
             gone = np.bitwise_or.reduce(each, axis=1)
             # Ones up to the first bit that is 0; the last leaf is on the left of no node.
             first = np.bitwise_count(gone ^ (gone + 1)) - 1
-            yield from nodes.ravel().take(first + width * np.arange(len(nodes))[:, None])
+            yield nodes.ravel().take(first + width * np.arange(len(nodes))[:, None])
+
+
+def _summed(values: Array) -> Array:
+    """Sum over the first axis, one after the other: a row alone has the same sum as among others.
+
+    NumPy adds the numbers of one contiguous axis in another order.
+    """
+    return values.sum(axis=0) if values[0].size > 1 else values.cumsum(axis=0)[-1]
 
 
 def _leaves_of(roots: Array, children: Array) -> tuple[Array, Array]:
