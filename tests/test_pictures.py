@@ -131,6 +131,16 @@ def test_legends_list_labels_that_begin_with_an_underscore(model):
         assert texts == names
 
 
+@pytest.mark.parametrize(("sign", "place"), [(1.0, "upper left"), (-1.0, "lower left")])
+def test_the_legend_of_a_density_is_away_from_the_median(sign, place):
+    """It is placed by the first median: looking for a place in the mesh took seconds."""
+    x = np.linspace(-1.0, 1.0, 200)[:, None]
+    gaussian = kernels.Gaussian(0.5)
+    fit = JointDistribution(kernel_x=gaussian, kernel_y=gaussian, reg=1e-3).fit(x, sign * x)
+    ax = fit.conditional(x[::40]).plot_density(bins=10)
+    assert ax.get_legend()._loc == ax.get_legend().codes[place]
+
+
 def test_a_density_has_the_mass_of_the_law(model):
     law = along_wind(model, 12)
     ax = law.plot_density("dust", bins=20)

@@ -329,7 +329,9 @@ def plot_density(
         ax.set_ylabel(_with_unit(name, law.columns))
         ax.set_title(f"Density of {name}{_given(law)}")
         ax.grid(visible=False)
-        ax.legend()
+        # Matplotlib would look for the best place among all cells of the mesh, for seconds.
+        low = middle[0] < 0.5 * (edges[0] + edges[-1])
+        ax.legend(loc="upper left" if low else "lower left")
     return ax
 
 
