@@ -160,23 +160,29 @@ def few_at_once(monkeypatch):
     return monkeypatch
 
 
-def test_threads_share_the_points(averaged, few_at_once):
+@pytest.mark.parametrize(("many", "together"), [(len(POINTS) + 1, 128), (len(POINTS), 256)])
+def test_threads_share_the_points(averaged, few_at_once, many, together):
+    """Of many points twice as many go at once."""
+
     def answers(law):
         return law.quantile(LEVELS), law.mean(), law.cdf(0.1), law.weights()
 
-    names, evaluate = set(), averaged.law().at
+    names, sizes, evaluate = set(), set(), averaged.law().at
 
     def watched(x):
         names.add(threading.current_thread().name)
+        sizes.add(len(x))
         return evaluate(x)
 
     expected = answers(averaged.conditional(POINTS))
     few_at_once.setattr(law_module, "_HELD", 1 << 17)  # nothing is held for the next query
     few_at_once.setattr(averaged.law(), "at", watched)
     few_at_once.setattr(law_module, "blas_threads", lambda: 3)
+    few_at_once.setattr(law_module, "_MANY_ROWS", many)
     for answer, other in zip(answers(averaged.conditional(POINTS)), expected, strict=True):
         assert_allclose(answer, other, atol=1e-12)
     assert len(names) > 1
+    assert max(sizes) == together
 
 
 def test_functions_of_users_are_called_by_the_thread_that_asks(located, few_at_once):

@@ -602,7 +602,7 @@ def _roughen(tried: KernelSearch) -> None:
 def _widen(tried: KernelSearch, evaluations: int) -> None:
     """Refine between wider bounds, if the best kernels lie at those of before."""
     best = tried.best
-    if not _at_bounds(best):
+    if not _at_bounds(best):  # nor is it without some of its columns
         return
     pair = _ignoring(best, _needless_columns(tried, best))
     if _at_bounds(pair):

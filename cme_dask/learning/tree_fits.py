@@ -47,7 +47,7 @@ _SEEDS = np.iinfo(np.int32).max  # of them, as scikit-learn draws them
 _MANY_NUMBERS = 100_000  # of x, from which on threads serve boosting
 _LEAVES = 2000  # of a tree of a forest, about: leaves of more rows where there are many
 _NODE, _WORD = 72, 8  # bytes of a node of scikit-learn, and of a number
-_WAYS = 32  # bytes of a node, of what rows find their leaves by
+_WAYS = 32  # bytes of a node in the tables by which rows find their leaves
 
 
 # From scikit-learn's trees to arrays

@@ -16,8 +16,8 @@ PREDICTION, SPREAD = "prediction", "spread"
 """Covariates of laws of residuals: mu(x), and how much trees of which mu(x) is the mean differ."""
 
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
-_TREES, _ROWS = 16, 1 << 11  # whose values are added at once, at so many rows
-_PAIRS = 1 << 15  # of a row and a tree that walk at once
+_TREES = 16  # whose values are added at once
+_ROWS, _PAIRS = 1 << 11, 1 << 15  # that walk at once, and pairs of a row and a tree
 _LEVELS = 4  # that rows go down before some of them may rest at their leaves
 _MOST = 0.8  # share of the rows that go on then: if it is larger, the others go with them
 _MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
@@ -195,7 +195,7 @@ class TreeMean:
         return sums, away, squares
 
     def _walked(self, columns: Array) -> Iterator[Array]:
-        """The leaves that n rows reach in some trees after the others, from columns (d, n).
+        """The leaves that n rows reach, from columns (d, n): 16 trees after the others, (16, n).
 
         Many trees are walked at once, of few rows. A row that has reached a leaf stays there while
         others go on.
@@ -235,7 +235,7 @@ class TreeMean:
         return _LeafMasks.of(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The trees alone: what walks them is made again faster than it is sent."""
+        """The fields alone: the tables of rows' ways are made again faster than they are sent."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -304,11 +304,11 @@ class _LeafMasks:
 
     @property
     def rows(self) -> int:
-        """How many go at once."""
+        """Number of rows at once."""
         return max(1, _COMPARED // (_TREES * int(self.nodes.shape[1])))
 
     def leaves(self, columns: Array) -> Iterator[Array]:
-        """The leaves that n rows reach in some trees after the others, from columns (d, n)."""
+        """The leaves that n rows reach, from columns (d, n): 16 trees after the others, (16, n)."""
         n, (count, width) = columns.shape[1], self.nodes.shape
         ranks = np.empty(columns.shape, dtype=self.number.dtype)
         for rank, edges, column in zip(ranks, self.edges, columns, strict=True):
