@@ -595,7 +595,7 @@ def test_kinds_that_are_far_behind_do_not_race(monkeypatch, n, limit):
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(0.01, (False, False)), (0.6, (True, False)), (0.8, (True, False)), (1.0, (True, True))],
+    [(0.01, (False, False)), (0.6, (True, False)), (0.77, (True, False)), (0.79, (True, True))],
 )
 def test_first_parts_tell_whether_trees_are_compared_and_promise_to_be_better(
     monkeypatch, error, expected

@@ -314,10 +314,11 @@ class TreeSearch:
         compared : bool
             Whether some kind is fitted to more parts or rows.
         promising : bool
-            Whether some kind does about as well as the ridge regression.
+            Whether some kind does about as well as the ridge regression, or will with more steps:
+            these take the interpreter, so that other work beside them would slow them down.
         """
         first = self._first_errors(self._rows.threads, self._memory)
-        least = min((reached for reached, _ in first.values()), default=math.inf)
+        least = min((falling * reached for reached, falling in first.values()), default=math.inf)
         return len(self._not_hopeless(first, error)) > 0, least < _PROMISING * error
 
     def better(self, error: float, ridge: Callable[[TrainingRows], Array]) -> CrossFit | None:
