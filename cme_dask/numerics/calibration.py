@@ -33,7 +33,7 @@ _ENOUGH = 1500  # rows that tell three more numbers of a column
 _PROMISED = 2.0  # log likelihood that each of these must promise: one in a hundred does by luck
 _LEAST = 1e-3  # levels are taken from here to 1 less this: beyond, one row says too much
 _ROWS = 64  # laws at once: what is made of them stays in cache
-_AT_ONCE = 64  # of those that are calibrated alone
+_AT_ONCE = 1 << 18  # numbers of laws that are calibrated: on fewer, threads wait for each other
 _TINY = 1e-200  # a sum of masses that have not become zeros by rounding
 _RETAINED = 1 << 21  # numbers in features that are made once, and not at each step
 _STEPS = 25
@@ -95,7 +95,7 @@ class Calibration:
         """
         result = np.empty_like(weights)
         exponents = self.exponents[:, self.columns]
-        for here in _slices(len(weights), _AT_ONCE):
+        for here in _slices(len(weights), max(_AT_ONCE // weights.shape[1], 1)):
             tilt = levels.tilt(weights[here], exponents)
             tilt *= support[here, None]
             result[here] = _tilted(weights[here], tilt)[0]

@@ -21,7 +21,7 @@ from cme_dask.numerics.values import SLACK, ValueMap
 
 Array = Any
 
-_PROJECTED = 1 << 16  # values of the ratio at once: with what is made of them they stay in cache
+_PROJECTED = 1 << 18  # values of the ratio at once: on fewer, threads wait for each other
 _SURPLUS = 64.0 * np.finfo(np.float64).eps  # of a sum of masses above 1, which is rounding
 
 
