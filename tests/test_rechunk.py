@@ -226,9 +226,10 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
                 peaks[name, n] = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-    more = 45_000 * 8 * 8  # bytes of the further rows of x
+    few, more = 15_000 * 8 * 8, 45_000 * 8 * 8  # bytes of the first rows of x, and of the others
     assert peaks["rows", 60_000] < peaks["rows", 15_000] + 0.1 * more
-    assert peaks["columns", 60_000] < peaks["columns", 15_000] + 3 * more
+    # Threads decode: of the few rows, one of the three may be gone before the next is made.
+    assert peaks["columns", 60_000] < peaks["columns", 15_000] + few + 3 * more
 
 
 def test_an_interrupted_one_goes_on(tmp_path, rng, monkeypatch):
