@@ -36,7 +36,8 @@ def calibrated_by_hand(weights, means, exponents, support):
     return found / found.sum(axis=1, keepdims=True)
 
 
-def test_calibrated_weights_are_those_of_the_formula():
+def test_calibrated_weights_are_those_of_the_formula(monkeypatch):
+    monkeypatch.setattr(calibration, "_AT_ONCE", 64 * 9)  # in several blocks
     rng = np.random.default_rng(0)
     means = np.column_stack([rng.normal(size=9), rng.integers(0, 3, size=9)]).astype(float)
     laws = rng.dirichlet(np.ones(9), size=600) * (rng.random((600, 9)) < 0.8)

@@ -8,6 +8,7 @@ from numpy.testing import assert_array_equal
 
 from benchmarks.laws import clip
 from cme_dask.errors import DataError
+from cme_dask.numerics import measure
 from cme_dask.numerics.measure import project
 
 
@@ -70,6 +71,18 @@ def test_it_is_the_projection(size, kind, zeros, seed):
         weights, threshold = by_sorting(g[row], v)
         assert np.abs(w[row] - weights).max() <= 1e-12 * scale
         assert abs(t[row] - threshold) <= 1e-12 * scale / v[v > 0].max()
+
+
+@pytest.mark.parametrize("numbers", [1, 100, 700])
+def test_rows_in_several_blocks_have_the_laws_of_one(rng, monkeypatch, numbers):
+    g = np.concatenate([ratios(rng, 9, 50, kind) for kind in ("fit", "ties", "heavy")])
+    v = masses(rng, 50, zeros=True)
+    w, t = project(g, v)
+    monkeypatch.setattr(measure, "_PROJECTED", numbers)
+    found, threshold = project(g, v)
+    scale = np.abs(g).max(axis=1)
+    assert (np.abs(found - w).max(axis=1) <= 1e-14 * scale).all()
+    assert (np.abs(threshold - t) <= 1e-14 * scale / v[v > 0].max()).all()
 
 
 @settings(max_examples=100)
