@@ -47,6 +47,9 @@ def test_calibrated_weights_are_those_of_the_formula(monkeypatch):
     for exponents in (every[:2], every):
         found = Calibration(exponents).weights(laws, Levels(means, [0, 1]), support)
         assert_allclose(found, calibrated_by_hand(laws, means, exponents, support), atol=1e-14)
+        here = laws.copy()
+        Calibration(exponents).weights(here, Levels(means, [0, 1]), support, out=here)
+        assert_array_equal(here, found)
         still = Calibration(exponents).weights(laws, Levels(means, [0, 1]), np.zeros(600))
         assert_allclose(still, laws, atol=1e-15)
         again = Calibration.from_list(Calibration(exponents).to_list(), 2)

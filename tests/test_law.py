@@ -24,6 +24,7 @@ from scipy import stats
 from cme_dask import JointDistribution, kernels, load, operators
 from cme_dask.errors import DataError, UnseenCategoryWarning
 from cme_dask.kernels.transforms import Scores, Standard, Transform
+from cme_dask.metrics import crps
 from cme_dask.numerics.blending import share_near
 from cme_dask.numerics.measure import CellLaw, first_reaching
 
@@ -620,28 +621,36 @@ def test_unseen_labels_of_x_are_answered_with_a_notice():
 
 @st.composite
 def mixtures(draw_):
-    """Weights of cells and atoms in them, with ties and cells of no weight."""
+    """Weights of cells and atoms in them, with ties and cells of no weight.
+
+    Cells are sets of values or, as those of a single column, intervals one after the other.
+    """
     rng = np.random.default_rng(draw_(st.integers(0, 2**32 - 1)))
-    size, per = draw_(st.integers(1, 9)), draw_(st.integers(1, 50))
+    size, per = draw_(st.integers(1, 60)), draw_(st.integers(1, 50))
     cells = np.sort(np.concatenate([np.arange(size), rng.integers(0, size, size * per)]))
     values = rng.standard_normal(len(cells))
     if draw_(st.booleans()):
         values = np.round(values)
+    if intervals := draw_(st.booleans()):
+        values = cells + 0.4 * np.tanh(values)
     shares = rng.uniform(0.1, 1.0, len(cells))
     shares /= np.bincount(cells, shares)[cells]
     weights = rng.uniform(size=(4, size)) * (rng.random((4, size)) < 0.7)
     weights[:, 0] += 0.1
-    return values, cells, shares, weights / weights.sum(axis=1, keepdims=True)
+    return values, cells, shares, weights / weights.sum(axis=1, keepdims=True), intervals
 
 
 @settings(max_examples=60)
 @given(mixtures(), st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_sorted_atoms(mixture, levels):
-    values, cells, shares, weights = mixture
+    values, cells, shares, weights, intervals = mixture
     starts = np.searchsorted(cells, np.arange(weights.shape[1] + 1))
     masses = np.full(weights.shape[1], 1.0 / weights.shape[1])
-    statistics = SimpleNamespace(atoms=values[:, None], starts=starts, shares=shares, masses=masses)
+    statistics = SimpleNamespace(
+        atoms=values[:, None], starts=starts, shares=shares, masses=masses, cell_of_atom=cells
+    )
     law = CellLaw(statistics, weigh=None)
+    assert law.sorted_atoms(0).sums is None or not intervals
     W = weights[:, cells] * shares
     t = np.array([values[0], values.min() - 1, values.max(), 0.3])
     assert_allclose(law.below(weights, t, 0), oracle.cdf(W, values, t), atol=1e-12)
@@ -657,6 +666,8 @@ def test_sorted_atoms(mixture, levels):
     for w, row in zip(W, found, strict=True):
         for value, level in zip(row, levels, strict=True):
             assert w[values < value].sum() <= level + 1e-11 or value == values[w > 0].min()
+    y = np.array([values[0] + 0.1, values.max() + 1.0, 0.0, values.min()])
+    assert_allclose(law.crps(weights, y, 0), crps(W, values, y), atol=1e-12)
 
 
 @settings(max_examples=60)

@@ -19,6 +19,7 @@ from cme_dask.models.spectra import spectra
 from cme_dask.numerics.basis import NewtonBasis
 from cme_dask.numerics.calibration import Levels
 from cme_dask.numerics.measure import first_of_sums, first_reaching, low_rank, project
+from cme_dask.numerics.scoring import running_sums
 
 POINTS = np.random.default_rng(7).uniform(-2.5, 2.5, (1500, 2))
 LEVELS = [0.0, 0.05, 0.3, 0.5, 0.9, 1.0]
@@ -120,6 +121,9 @@ def test_projections_meet_their_optimality_conditions(seed, scale):
     masses /= masses.sum()
     ratio = 1.0 + scale * rng.standard_normal((70, 40))
     weights, t = project(ratio, masses)
+    again = ratio.copy()
+    project(again, masses, out=again)
+    assert_array_equal(again, weights)
     unit = np.maximum(np.abs(ratio).max(axis=1), 1.0)
     assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-14)
     excess = masses * np.maximum(ratio - t[:, None], 0.0)
@@ -238,3 +242,15 @@ def test_functions_that_are_zero_are_not_evaluated():
     assert_array_equal(values, np.zeros((len(POINTS), 3)))
     with pytest.raises(AssertionError, match="evaluated"):
         silent.combined(np.ones((4, 3)))(POINTS)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shape=st.tuples(st.integers(0, 5), st.one_of(st.integers(1, 90), st.integers(1270, 1300))),
+    own=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_running_sums_are_those_of_the_masses(seed, shape, own):
+    masses = np.random.default_rng(seed).random(shape)[:, ::-1]
+    expected = np.cumsum(masses, axis=1) - (1.0 - own) * masses
+    assert_allclose(running_sums(masses, own), expected, rtol=1e-13, atol=1e-13)

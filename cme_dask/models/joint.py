@@ -511,13 +511,20 @@ class JointModel(PairModel):
 
             def weigh(x: Array) -> Array:
                 (psi,) = few(x)
-                return project(self.base + psi @ right, cells.masses)[0]
+                ratio = psi @ right
+                ratio += self.base
+                return project(ratio, cells.masses, out=ratio)[0]
 
             base, calibration = CellLaw(cells, weigh), None if reverse else self.calibration
             if calibration is not None:
                 levels = Levels(cells.means, calibration.columns)
                 near = basis.newton.nearness(calibration.pivots)
-                base = CellLaw(cells, lambda x: calibration.weights(weigh(x), levels, near(x)))
+
+                def calibrated(x: Array) -> Array:
+                    laws = weigh(x)
+                    return calibration.weights(laws, levels, near(x), out=laws)
+
+                base = CellLaw(cells, calibrated)
         if self.residual is None or reverse:
             made[reverse] = base
         else:

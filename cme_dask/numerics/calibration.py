@@ -10,7 +10,7 @@ from numpy.polynomial import legendre
 
 from cme_dask.kernels.base import is_a
 from cme_dask.kernels.evaluator import parallel_map
-from cme_dask.numerics.scoring import mean_and_error
+from cme_dask.numerics.scoring import mean_and_error, running_sums
 
 Array = Any
 Item = TypeVar("Item")
@@ -81,7 +81,9 @@ class Calibration:
         """Positions of the columns that are calibrated."""
         return [int(j) for j in np.flatnonzero(np.abs(self.exponents).sum(axis=0))]
 
-    def weights(self, weights: Array, levels: "Levels", support: Array) -> Array:
+    def weights(
+        self, weights: Array, levels: "Levels", support: Array, out: Array | None = None
+    ) -> Array:
         """Calibrated laws, shape (b, S), rows of sum 1.
 
         Parameters
@@ -92,14 +94,16 @@ class Calibration:
             Of the columns in ``columns``.
         support
             Effective support e of each law, shape (b,).
+        out
+            Where the calibrated laws go, shape (b, S); it may be ``weights``. Default a new array.
         """
-        result = np.empty_like(weights)
+        out = np.empty_like(weights) if out is None else out
         exponents = self.exponents[:, self.columns]
         for here in _slices(len(weights), max(_AT_ONCE // weights.shape[1], 1)):
             tilt = levels.tilt(weights[here], exponents)
             tilt *= support[here, None]
-            result[here] = _tilted(weights[here], tilt)[0]
-        return result
+            _tilted(weights[here], tilt, out=out[here])
+        return out
 
     def to_list(self) -> list[list[float]]:
         """JSON form of the exponents."""
@@ -164,7 +168,7 @@ class Levels:
 
     def tilt(self, weights: Array, exponents: Array) -> Array:
         """Sums of these times exponents (terms, q), shape (b, S)."""
-        result: Array = 0.0
+        result: Array = None
         for j, group in enumerate(self._groups):
             level = self._level(weights, group)
             below, above = _logarithms(level)
@@ -181,8 +185,9 @@ class Levels:
                     above *= level
                 below += above
                 below += powers[0]
-            result = _per_cell(below, group) + result
-        return result
+            each = _per_cell(below, group)
+            result = each if result is None else np.add(result, each, out=result)
+        return np.zeros_like(weights) if result is None else result
 
     def _level(self, weights: Array, group: Group | None) -> Array:
         """F at each value of a column, ascending."""
@@ -190,8 +195,7 @@ class Levels:
         if group is not None:
             _, order, starts = group
             masses = np.add.reduceat(weights[:, order], starts, axis=1)
-        level = np.cumsum(masses, axis=1)
-        level -= 0.5 * masses
+        level = running_sums(masses, 0.5)
         return np.clip(level, _LEAST, 1.0 - _LEAST, out=level)
 
 
@@ -415,25 +419,24 @@ def _features_of(fold: HeldRows, levels: Levels, terms: int) -> Iterator[tuple[s
         yield here, values
 
 
-def _tilted(weights: Array, tilt: Array) -> tuple[Array, Array]:
+def _tilted(weights: Array, tilt: Array, out: Array | None = None) -> tuple[Array, Array]:
     """Laws w exp(tilt) over their sums, shape (b, S), and the logarithms of these, shape (b,)."""
     top = tilt.max(axis=1, keepdims=True)
-    result = _masses(weights, tilt, top)
-    sums = result.sum(axis=1, keepdims=True)
+    masses = _masses(weights, tilt - top)
+    sums = masses.sum(axis=1, keepdims=True)
     if not (sums > _TINY).all():  # far above the others lies a cell without mass
         top = np.max(tilt, axis=1, where=weights > 0.0, initial=-np.inf, keepdims=True)
-        result = _masses(weights, tilt, top)
-        sums = result.sum(axis=1, keepdims=True)
-    result /= sums
-    return result, (top + np.log(sums))[:, 0]
+        masses = _masses(weights, np.minimum(tilt - top, 0.0))
+        sums = masses.sum(axis=1, keepdims=True)
+    laws = np.divide(masses, sums, out=masses if out is None else out)
+    return laws, (top + np.log(sums))[:, 0]
 
 
-def _masses(weights: Array, tilt: Array, top: Array) -> Array:
-    result = tilt - top
-    np.minimum(result, 0.0, out=result)
-    np.exp(result, out=result)
-    result *= weights
-    return result
+def _masses(weights: Array, exponents: Array) -> Array:
+    """Weights times exponentials, in the place of the exponents."""
+    np.exp(exponents, out=exponents)
+    exponents *= weights
+    return exponents
 
 
 def _slices(n: int, step: int = _ROWS) -> Iterator[slice]:
