@@ -17,7 +17,7 @@ PREDICTION, SPREAD = "prediction", "spread"
 
 _ROUNDING = 4.0 * np.finfo(np.float64).eps  # of a sum, for each of its terms
 _TREES = 16  # whose values are added at once
-_ROWS, _PAIRS = 1 << 11, 1 << 15  # that walk at once, and pairs of a row and a tree
+_ROWS, _PAIRS = 1 << 11, 1 << 17  # that walk at once, and pairs of a row and a tree
 _LEVELS = 4  # that rows go down before some of them may rest at their leaves
 _MOST = 0.8  # share of the rows that go on then: if it is larger, the others go with them
 _MASKED = 32  # leaves of a tree, up to which masks of these take less time than to walk
@@ -202,6 +202,7 @@ class TreeMean:
         """
         children, inner = self._ways
         flat, n = columns.reshape(-1), columns.shape[1]
+        column = n * self.feature  # where it begins
         count = _TREES * max(1, _PAIRS // (_TREES * n))
         for start in range(0, len(self.roots), count):
             roots = self.roots[start : start + count]
@@ -210,9 +211,9 @@ class TreeMean:
             while len(going):
                 for _ in range(_LEVELS):
                     # A leaf may name any column: it has no other child than itself.
-                    values = flat.take(self.feature.take(at) * n + rows, mode="clip")
-                    right = ~(values <= self.threshold.take(at))
-                    at = children.take(2 * at + right)
+                    values = flat.take(column.take(at) + rows, mode="clip")
+                    left = values <= self.threshold.take(at)
+                    at = children.take(2 * at + left)
                 rest = np.flatnonzero(inner.take(at))
                 if len(rest) <= _MOST * len(at):
                     reached[going] = at
@@ -222,12 +223,12 @@ class TreeMean:
 
     @cached_property
     def _ways(self) -> tuple[Array, Array]:
-        """Children of the nodes, one after the other, and which nodes have any.
+        """Children of the nodes, right before left, and which nodes have any.
 
         A leaf is its own child.
         """
         inner, nodes = self.children[:, 0] >= 0, np.arange(len(self.children))
-        children = np.where(inner[:, None], self.children, nodes[:, None])
+        children = np.where(inner[:, None], self.children[:, ::-1], nodes[:, None])
         return children.reshape(-1), inner
 
     @cached_property
