@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol, Self
+from itertools import product
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -132,6 +133,7 @@ def low_rank(values: Array) -> tuple[Array, Array]:
 
 
 _HELD = 1 << 15  # numbers at once: they stay in cache
+_TURNED = 1 << 18  # of which rows become columns: more are several times as slow
 _BIN = 32  # atoms; the search goes over bins, then within one
 _RUN = 16  # masses; the search goes over their sums, then within one
 
@@ -183,13 +185,9 @@ def first_of_sums(masses: Array, levels: Array) -> Array:
     Returns
     -------
     indices : (b, k)
-    """
-    return _found(masses, levels)[0]
 
-
-def _found(masses: Array, levels: Array) -> tuple[Array, Array]:
-    """The indices of :func:`first_of_sums`, and the sums of the masses before, shapes (b, k).
-
+    Notes
+    -----
     A running sum waits for each addition. Sums of some neighbours, by a matrix product, do not:
     the search goes over these, and then within one.
     """
@@ -206,9 +204,7 @@ def _found(masses: Array, levels: Array) -> tuple[Array, Array]:
     inside = np.take(masses.reshape(-1), at, mode="clip")
     if (place == whole).any():  # the last ones, after which come those of the next row
         inside[np.broadcast_to(start[:, :, None] + np.arange(_RUN) >= size, at.shape)] = 0.0
-    before = np.take_along_axis(sums, np.maximum(place - 1, 0), axis=1)
-    inner, before = _within(np.where(place > 0, before, 0.0), inside, levels)
-    return np.minimum(start + inner, size - 1), before
+    return np.minimum(start + _within(sums, place, inside, levels), size - 1)
 
 
 @lru_cache
@@ -217,16 +213,16 @@ def _upper(count: int) -> Array:
     return np.triu(np.ones((count, count)))
 
 
-def _within(before: Array, masses: Array, levels: Array) -> tuple[Array, Array]:
-    """Which of the masses (b, k, r) that follow sums (b, k) reaches a level, and the sum before."""
+def _within(sums: Array, place: Array, masses: Array, levels: Array) -> Array:
+    """Which of the masses (b, k, r) in the place where sums (b, T) reach a level reaches it."""
+    before = np.take_along_axis(sums, np.maximum(place - 1, 0), axis=1)
+    before = np.where(place > 0, before, 0.0)
     count = masses.shape[2]
     partial = (masses.reshape(-1, count) @ _upper(count)).reshape(masses.shape)
     partial += before[:, :, None]
     reached = partial >= _needed(levels, partial[:, :, -1])[:, :, None]
     reached &= masses > 0.0
-    index = reached.argmax(axis=2)  # 0 where there is none
-    last = np.take_along_axis(partial, np.maximum(index - 1, 0)[:, :, None], axis=2)[:, :, 0]
-    return index, np.where(index > 0, last, before)
+    return reached.argmax(axis=2)  # 0 where there is none
 
 
 def first_true(shape: tuple[int, ...], count: int, holds: Callable[[Array], Array]) -> Array:
@@ -257,7 +253,7 @@ def _needed(levels: Array, total: Array) -> Array:
 
 
 class SortedAtoms(NamedTuple):
-    """One coordinate of the atoms of cells, in ascending order, a bin of some after the other.
+    """One coordinate of the atoms of cells, in ascending order.
 
     Mixtures are given by weights w of the cells, shape (b, S); atom a has the mass
     w[cell(a)] share(a).
@@ -266,49 +262,16 @@ class SortedAtoms(NamedTuple):
     ----------
     values
         Ascending, shape (A,).
-    starts
-        Where the atoms of each bin begin, and A at last, shape (T + 1,).
     cells, shares
-        Of the atoms of each bin, filled up by atoms of no mass: shape (T, r).
-    sums
-        Share of each cell in each bin, sparse, shape (T, S); None where the bins are the cells.
+        Of the atoms, in that order, filled up to whole bins by atoms of no mass: shape (T, 32).
+    bins
+        Share of each cell in each bin, sparse, shape (T, S).
     """
 
     values: Array
-    starts: Array
     cells: Array
     shares: Array
-    sums: Any
-
-    @classmethod
-    def of(cls, cells: CellStatistics, column: int) -> Self:
-        """Those of a column."""
-        values = cells.atoms[:, column]
-        order = np.argsort(values, kind="stable")
-        cell, shares = cells.cell_of_atom[order], cells.shares[order]
-        starts, sums = cells.starts, None
-        # Cells of a single column are intervals, one after the other.
-        if (np.diff(cell) < 0).any():
-            starts = np.append(np.arange(0, len(order), _BIN), len(order))
-            each = np.arange(len(order)) // _BIN, cell
-            sums = csr_array((shares, each), shape=(len(starts) - 1, len(cells.masses)))
-            sums.sum_duplicates()
-        counts = np.diff(starts)
-        inside = np.arange(counts.max()) < counts[:, None]
-        filled_cells, filled_shares = np.zeros(inside.shape, np.int64), np.zeros(inside.shape)
-        filled_cells[inside], filled_shares[inside] = cell, shares
-        return cls(values[order], starts, filled_cells, filled_shares, sums)
-
-    def masses(self, weights: Array) -> Array:
-        """Those of the bins, shape (b, T)."""
-        if self.sums is None:
-            return weights
-        return np.ascontiguousarray((self.sums @ np.ascontiguousarray(weights.T)).T)
-
-    def within(self, weights: Array, places: Array) -> Array:
-        """Masses of the atoms of some bins of each law, shape (b, k, r), for places (b, k)."""
-        rows = np.arange(len(weights))[:, None, None]
-        return np.asarray(weights[rows, self.cells[places]] * self.shares[places])
+    bins: Any
 
 
 # Laws as measures: rows of cells mixed by weights, or atoms moved along with x
@@ -471,16 +434,17 @@ class CellLaw:
 
     def below(self, at: Array, t: Array, column: int) -> Array:
         """P(Y_j <= t | x), shape (b, k), for thresholds (k,) or (b, k)."""
-        atoms = self.sorted_atoms(column)
-        position: Array = np.searchsorted(atoms.values, t, side="right")
-        position = np.broadcast_to(position, (len(at), position.shape[-1]))
-        place: Array = np.searchsorted(atoms.starts, position, side="right") - 1
-        sums = np.cumsum(atoms.masses(at), axis=1)
-        before = np.concatenate([np.zeros((len(at), 1)), sums], axis=1)
-        last = np.minimum(place, len(atoms.cells) - 1)
-        masses = atoms.within(at, last)
-        counted = np.arange(masses.shape[2]) < (position - atoms.starts[place])[:, :, None]
-        return reported(np.take_along_axis(before, place, axis=1) + (masses * counted).sum(axis=2))
+        values, cells, shares, bins = self.sorted_atoms(column)
+        result: Array = np.searchsorted(values, t, side="right")
+        position = np.broadcast_to(result, (len(at), result.shape[-1]))
+        place, inner = np.divmod(position, _BIN)
+        masses = (bins @ np.ascontiguousarray(at.T)).T
+        before = np.concatenate([np.zeros((len(at), 1)), np.cumsum(masses, axis=1)], axis=1)
+        rows = np.arange(len(at))[:, None]
+        last = np.minimum(place, len(cells) - 1)
+        masses = at[rows[:, :, None], cells[last]] * shares[last]
+        counted = np.arange(_BIN) < np.where(place > last, 0, inner)[:, :, None]
+        return reported(before[rows, place] + (masses * counted).sum(axis=2))
 
     def orthant(self, at: Array, t: Array, columns: list[int]) -> Array:
         """P(Y_j <= t_j for all j | x), shape (b, 1), of one t (b, len(columns)) for each x."""
@@ -490,24 +454,26 @@ class CellLaw:
     def quantile(self, at: Array, levels: Array, columns: list[int]) -> Array:
         """Smallest values v with P(Y_j <= v | x) >= level, shape (b, k, len(columns))."""
         levels = np.broadcast_to(levels, (len(at), np.shape(levels)[-1]))
-        result = np.empty((*levels.shape, len(columns)))
-        for j, column in enumerate(columns):
-            atoms = self.sorted_atoms(column)
+        result, step = np.empty((*levels.shape, len(columns))), max(_TURNED // self.size, 1)
+        each = product(enumerate(columns), range(0, len(at), step))
+        for (j, column), start in each:
+            values, cells, shares, bins = self.sorted_atoms(column)
+            here = slice(start, start + step)
+            some, needed = at[here], levels[here]
             # The bin where the sum of masses reaches the level, then the atom within it.
-            place, before = _found(atoms.masses(at), levels)
-            inner, _ = _within(before, atoms.within(at, place), levels)
-            last = len(atoms.values) - 1
-            result[:, :, j] = atoms.values[np.minimum(atoms.starts[place] + inner, last)]
+            sums = np.cumsum((bins @ np.ascontiguousarray(some.T)).T, axis=1)
+            place = first_reaching(sums, needed)
+            masses = some[np.arange(len(some))[:, None, None], cells[place]] * shares[place]
+            inner = _within(sums, place, masses, needed)
+            result[here, :, j] = values[np.minimum(place * _BIN + inner, len(values) - 1)]
         return result
 
     def crps(self, at: Array, y: Array, column: int) -> Array:
         """Continuous ranked probability score of a column at y (b,), shape (b,)."""
         ordered = self.sorted_atoms(column)
-        values, scores = ordered.values, np.empty(len(at))
-        counts = np.diff(ordered.starts)
-        inside = np.arange(ordered.cells.shape[1]) < counts[:, None]
-        cells, shares = ordered.cells[inside], ordered.shares[inside]
-        step = max(_HELD // len(values), 1)
+        values, count, scores = ordered.values, len(ordered.values), np.empty(len(at))
+        cells, shares = ordered.cells.ravel()[:count], ordered.shares.ravel()[:count]
+        step = max(_HELD // count, 1)
         for start in range(0, len(at), step):
             here = slice(start, start + step)
             masses = np.take(at[here], cells, axis=1)
@@ -553,7 +519,22 @@ class CellLaw:
     def sorted_atoms(self, column: int) -> SortedAtoms:
         """The atoms of all cells in ascending order of a column."""
         if column not in self._sorted:
-            self._sorted[column] = SortedAtoms.of(self.cells, column)
+            values = self.cells.atoms[:, column]
+            order = np.argsort(values, kind="stable")
+            cells = np.searchsorted(self.cells.starts, order, side="right") - 1
+            shares = self.cells.shares[order]
+            count = -(-len(order) // _BIN)
+            bins = csr_array(
+                (shares, (np.arange(len(order)) // _BIN, cells)), shape=(count, self.size)
+            )
+            bins.sum_duplicates()
+            filled_cells, filled_shares = np.zeros(count * _BIN, np.int64), np.zeros(count * _BIN)
+            filled_cells[: len(order)] = cells
+            filled_shares[: len(order)] = shares
+            shape = count, _BIN
+            self._sorted[column] = SortedAtoms(
+                values[order], filled_cells.reshape(shape), filled_shares.reshape(shape), bins
+            )
         return self._sorted[column]
 
     @cached_property
