@@ -52,6 +52,8 @@ def test_calibrated_weights_are_those_of_the_formula(monkeypatch):
         assert_array_equal(here, found)
         still = Calibration(exponents).weights(laws, Levels(means, [0, 1]), np.zeros(600))
         assert_allclose(still, laws, atol=1e-15)
+        none = Calibration(np.zeros_like(exponents)).weights(laws, Levels(means, []), support)
+        assert_allclose(none, laws, atol=1e-15)
         again = Calibration.from_list(Calibration(exponents).to_list(), 2)
         assert_array_equal(again.exponents, exponents)
     with pytest.raises(ValueError, match="needs 2 x 2 or 5 x 2 finite exponents"):

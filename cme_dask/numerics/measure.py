@@ -1,7 +1,7 @@
 """Laws as measures: weights by projection, weighted atoms, distribution functions and quantiles."""
 
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from cme_dask.errors import DataError
 from cme_dask.kernels.lapack import singular_vectors
 from cme_dask.numerics.cells import CellStatistics
 from cme_dask.numerics.monotone import MonotoneMaps
-from cme_dask.numerics.scoring import sorted_crps
+from cme_dask.numerics.scoring import sorted_crps, triangle
 from cme_dask.numerics.smoothing import Smoothing, log_density, moments
 from cme_dask.numerics.support import Support
 from cme_dask.numerics.values import SLACK, ValueMap
@@ -207,18 +207,12 @@ def first_of_sums(masses: Array, levels: Array) -> Array:
     return np.minimum(start + _within(sums, place, inside, levels), size - 1)
 
 
-@lru_cache
-def _upper(count: int) -> Array:
-    """Ones on and above the diagonal: masses times it are sums of the first ones."""
-    return np.triu(np.ones((count, count)))
-
-
 def _within(sums: Array, place: Array, masses: Array, levels: Array) -> Array:
     """Which of the masses (b, k, r) in the place where sums (b, T) reach a level reaches it."""
     before = np.take_along_axis(sums, np.maximum(place - 1, 0), axis=1)
     before = np.where(place > 0, before, 0.0)
     count = masses.shape[2]
-    partial = (masses.reshape(-1, count) @ _upper(count)).reshape(masses.shape)
+    partial = (masses.reshape(-1, count) @ triangle(count)).reshape(masses.shape)
     partial += before[:, :, None]
     reached = partial >= _needed(levels, partial[:, :, -1])[:, :, None]
     reached &= masses > 0.0

@@ -22,7 +22,7 @@ _NEIGHBOURS = 60  # rows that a law given predictions is made of
 _RUN, _FEW_RUNS = 20, 64  # numbers of which sums are made by one product
 
 
-def running_sums(values: Array, own: float = 1.0) -> Array:
+def running_sums(values: Array, own: float) -> Array:
     """Sums of the first numbers of each row, of which the last counts ``own`` times; (b, S).
 
     A running sum waits for each addition. Those within runs of numbers, by a matrix product, do
@@ -30,20 +30,20 @@ def running_sums(values: Array, own: float = 1.0) -> Array:
     """
     b, size = values.shape
     if size <= _FEW_RUNS:
-        return np.asarray(values @ _counting(size, own))
+        return np.asarray(values @ triangle(size, own))
     runs = -(-size // _RUN)
     if size % _RUN:
         values = np.pad(values, ((0, 0), (0, runs * _RUN - size)))
     each = np.ascontiguousarray(values).reshape(-1, _RUN)
-    result = (each @ _counting(_RUN, own)).reshape(b, runs, _RUN)
+    result = (each @ triangle(_RUN, own)).reshape(b, runs, _RUN)
     whole = result[:, :, -1] + (1.0 - own) * each.reshape(result.shape)[:, :, -1]
     result += running_sums(whole, 0.0)[:, :, None]
     return result.reshape(b, runs * _RUN)[:, :size]
 
 
 @lru_cache
-def _counting(count: int, own: float) -> Array:
-    """Ones above the diagonal, and ``own`` on it."""
+def triangle(count: int, own: float = 1.0) -> Array:
+    """Ones above the diagonal, and ``own`` on it: numbers times it are sums of the first ones."""
     return np.triu(np.ones((count, count)), 1) + own * np.eye(count)
 
 
