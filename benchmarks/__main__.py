@@ -88,7 +88,8 @@ def bench(
     features and ridge regression), crossval (embeddings whose ridge is chosen on folds beside a
     given ridge), sweep (one parameter changed at a time), programs (certified
     programs: closed form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a
-    CSV file into a store, and pyarrow's read of it), tuning (a fit that learns its kernels),
+    CSV file into a store, and pyarrow's read of it), tuning (a fit that
+    learns its kernels, beside one with these kernels),
     small (fits without arguments of tables of 1,000 and 10,000 rows),
     coverage (how often intervals of conditional expectations hold the truth), queries (a saved
     model's expectations and quantiles), cluster (workers beside threads, beside independent

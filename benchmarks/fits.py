@@ -39,6 +39,8 @@ from cme_dask.estimators.cholesky import PivotedCholesky
 from cme_dask.estimators.context import PivotProgress
 from cme_dask.estimators.embedding import ConditionalMeanEmbedding
 from cme_dask.estimators.joint import JointDistribution
+from cme_dask.models import load_only
+from cme_dask.models.joint import JointModel
 from cme_dask.passes.cluster import connected
 from cme_dask.passes.sources import open_sample
 
@@ -356,6 +358,8 @@ class Fit:
         File that takes pivots and factors, for the bare pass.
     device
         Where sums are computed; None for the host.
+    model
+        Where the fitted model is saved, for :class:`GivenFit`.
     """
 
     rows: Rows
@@ -368,6 +372,7 @@ class Fit:
     workers: int = 1
     save: str | None = None
     device: str | None = None
+    model: str | None = None
 
     def prepare(self) -> Run:
         """Rows at hand, and a small fit as warm-up."""
@@ -430,6 +435,8 @@ class Fit:
             # Kernels are given here, so no basis is a stack of several.
             parts |= {f"factor{i}": basis.newton.factor for i, basis in enumerate(bases)}
             np.savez(self.save, **parts)
+        if self.model is not None:
+            estimator.save(self.model, overwrite=True)
         in_memory = self.rows.store is None
         return {
             "ranks": [basis.rank for basis in bases],
@@ -449,6 +456,57 @@ def _held_by_cupy() -> int:
     """Bytes that CuPy has taken of a GPU: what it held at most, since it gives nothing back."""
     cupy = importlib.import_module("cupy")
     return int(cupy.get_default_memory_pool().total_bytes())
+
+
+@dataclass(frozen=True)
+class GivenFit:
+    """A joint fit with the kernels, pivots and ridges of a saved model: its one pass.
+
+    Parameters
+    ----------
+    rows
+        Of both variables.
+    model
+        Path of the model; of an averaged one, the kernels and pivots of its best member.
+    workers
+        Threads.
+    """
+
+    rows: Rows
+    model: str
+    workers: int = 1
+
+    def prepare(self) -> Run:
+        """Rows and arguments at hand, and a small fit as warm-up."""
+        warnings.simplefilter("ignore", RankWarning)
+        warnings.simplefilter("ignore", ToleranceWarning)
+        warm = Fit(self.rows, "joint", kernels.Gaussian(1.0).to_dict(), None)
+        small = uniform_rows(_WARM_ROWS, self.rows.d)
+        warm._estimator(_WARM_RANK, SAMPLE_SIZE).fit(*small, workers=1)
+        model = load_only(JointModel, self.model)
+        x, y = (variable.basis.parts[0].newton for variable in (model.x, model.y))
+        estimator = JointDistribution(
+            kernel_x=x.kernel,
+            kernel_y=y.kernel,
+            pivots=(x.points, y.points),
+            reg=tuple(model.about["reg"]),
+            random_state=0,
+        )
+        return partial(self._run, estimator, self.rows.opener(2))
+
+    def _run(
+        self,
+        estimator: JointDistribution,
+        opener: Callable[[], tuple[Sample, CountingStore | None]],
+    ) -> Describe:
+        sample, counter = opener()
+        estimator.fit(sample, scheduler="threads", workers=self.workers)
+        return lambda: {
+            "ranks": [basis.rank for basis in (estimator.basis_x_, estimator.basis_y_)],
+            "passes": estimator.n_passes_,
+            "bytes_read": 0 if counter is None else counter.bytes_read,
+            "pass_seconds": estimator.report_.pass_seconds,
+        }
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _TITLES = {
     "sweep": "Fits of one variable, one thing changed at a time",
     "ingest": "A CSV file into a sample store, beside pyarrow's streaming read of it",
     "small": "Fits of small tables without arguments, and the seconds aimed at",
-    "tuning": "A fit without arguments, beside the pass of its finalists",
+    "tuning": "A fit without arguments, beside its pass and one with its kernels given",
     "coverage": "Intervals of conditional expectations, beside the truth",
     "queries": "Questions to a saved model, in a process without Dask",
     "cluster": "A joint fit from a store: threads, workers of a cluster, independent processes",

@@ -24,6 +24,7 @@ JOBS = {
     "EmbeddingFit": "benchmarks.fits",
     "Expectations": "benchmarks.queries",
     "Fit": "benchmarks.fits",
+    "GivenFit": "benchmarks.fits",
     "Fmca": "benchmarks.peers",
     "Ingest": "benchmarks.ingest",
     "GpuRates": "benchmarks.device",

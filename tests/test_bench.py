@@ -387,6 +387,10 @@ def test_every_case_measures_and_reports(case, here, monkeypatch, tmp_path):
     for ratio in result["ratios"]:
         if "trace error" in ratio["name"] and case == "fmca" and ratio["value"] is not None:
             assert ratio["value"] <= 1.0
+    if case == "tuning":
+        learned, given = (m["runs"][0] for m in result["measurements"].values())
+        assert given["ranks"] == learned["ranks"]  # the model has one member
+        assert given["passes"] == 1
     code, stdout, err = command(*args)
     assert code == 2
     assert "already holds bench.json" in err
