@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from cme_dask import JointDistribution, kernels, load
 from cme_dask.errors import DataError
+from cme_dask.kernels import evaluator
 from cme_dask.kernels.evaluator import blas_threads, one_blas_thread
 from cme_dask.learning.candidates import Tuning
 from cme_dask.models import law as law_module
@@ -181,7 +182,7 @@ def test_threads_share_the_points(averaged, few_at_once, many, together):
     expected = answers(averaged.conditional(POINTS))
     few_at_once.setattr(law_module, "_HELD", 1 << 17)  # nothing is held for the next query
     few_at_once.setattr(averaged.law(), "at", watched)
-    few_at_once.setattr(law_module, "blas_threads", lambda: 3)
+    few_at_once.setattr(evaluator, "blas_threads", lambda: 3)
     few_at_once.setattr(law_module, "_MANY_ROWS", many)
     for answer, other in zip(answers(averaged.conditional(POINTS)), expected, strict=True):
         assert_allclose(answer, other, atol=1e-12)
@@ -189,9 +190,27 @@ def test_threads_share_the_points(averaged, few_at_once, many, together):
     assert max(sizes) == together
 
 
+@given(st.integers(0, 40), st.integers(1, 12), st.integers(0, 8), st.integers(1, 4), st.booleans())
+@settings(max_examples=60)
+def test_each_block_is_filled_once(n, rows, start, cores, threads):
+    filled, fillers = np.zeros(n, dtype=int), set()
+
+    def fill(block):
+        filled[block] += 1
+        assert 0 < block.stop - block.start <= rows
+        fillers.add(threading.current_thread())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluator, "blas_threads", lambda: cores)
+        evaluator.each_block(fill, n, rows, start=start, threads=threads)
+    assert_array_equal(filled, np.arange(n) >= start)
+    alone = not threads or cores == 1 or n - start <= rows
+    assert (fillers <= {threading.current_thread()}) == (alone or n <= start)
+
+
 def test_functions_of_users_are_called_by_the_thread_that_asks(located, few_at_once):
     law = located.conditional(POINTS)
-    few_at_once.setattr(law_module, "blas_threads", lambda: 3)
+    few_at_once.setattr(evaluator, "blas_threads", lambda: 3)
     callers = []
 
     def square(y):

@@ -22,7 +22,15 @@ from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from cme_dask import JointDistribution, PivotedCholesky, kernels, load, open_sample
+from cme_dask import (
+    ConditionalMeanEmbedding,
+    JointDistribution,
+    KernelLogisticRegression,
+    PivotedCholesky,
+    kernels,
+    load,
+    open_sample,
+)
 from cme_dask.data.writer import writing_sample
 from cme_dask.errors import DataError, NotFittedError, RankWarning, UnseenCategoryWarning
 from cme_dask.numerics.basis import NewtonBasis
@@ -575,12 +583,20 @@ def test_memory_of_a_query_does_not_grow_with_the_points(rng, tmp_path):
 
 def test_one_block_and_many_agree(rng, monkeypatch):
     x, y = sine(rng, 500)
-    law = JointDistribution(kernel_x=GAUSSIAN, kernel_y=GAUSSIAN, tol=1e-2).fit(x, y)
-    whole = law.expect("y0", x, return_std=True), law.density_ratio(x, y[:7])
-    monkeypatch.setattr("cme_dask.models.joint._QUERY_ROWS", 33)
-    parts = law.expect("y0", x, return_std=True), law.density_ratio(x, y[:7])
-    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-9)
-    np.testing.assert_allclose(parts[1], whole[1], atol=1e-10)
+    pair = {"kernel_x": GAUSSIAN, "kernel_y": GAUSSIAN, "tol": 1e-2}
+    law, embedded = JointDistribution(**pair).fit(x, y), ConditionalMeanEmbedding(**pair).fit(x, y)
+    logistic = KernelLogisticRegression(GAUSSIAN, tol=1e-2).fit(x, y[:, 0] > 0)
+
+    def answers():
+        values = law.expect("y0", x, return_std=True)
+        ratio, means = law.density_ratio(x, y[:7]), embedded.model_.embedding(x, y[:7])
+        return *values, ratio, means, logistic.predict_proba(x)
+
+    whole = answers()
+    monkeypatch.setattr("cme_dask.kernels.evaluator.QUERY_ROWS", 33)
+    monkeypatch.setattr("cme_dask.kernels.evaluator.blas_threads", lambda: 3)
+    for part, other in zip(answers(), whole, strict=True):
+        np.testing.assert_allclose(part, other, rtol=1e-9, atol=1e-10)
 
 
 def test_tables_with_integer_labels(rng, brief_search):

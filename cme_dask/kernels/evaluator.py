@@ -427,6 +427,43 @@ def parallel_each(
             yield from threads.map(lambda c, item: c.run(function, item), contexts, items)
 
 
+QUERY_ROWS = 4096
+"""Points per block of a query: memory does not grow with their number."""
+
+
+def each_block(
+    fill: Callable[[slice], None],
+    n: int,
+    rows: int | None = None,
+    *,
+    start: int = 0,
+    threads: bool = True,
+) -> None:
+    """Call ``fill`` with each block of rows, in as many threads as a matrix product would use.
+
+    Parameters
+    ----------
+    fill
+        Takes the rows of a block; it may be called by several threads at once, unless ``threads``
+        is False. Each has one thread of BLAS.
+    n
+        Number of rows.
+    rows
+        Of a block; default ``QUERY_ROWS``.
+    start
+        First row of the first block.
+    """
+    rows = QUERY_ROWS if rows is None else rows
+    blocks = [slice(here, min(here + rows, n)) for here in range(start, n, rows)]
+    cores = blas_threads() if threads and len(blocks) > 1 else 1
+    if cores == 1:
+        for block in blocks:
+            fill(block)
+        return
+    with one_blas_thread():
+        parallel_map(fill, blocks, cores)
+
+
 @contextlib.contextmanager
 def beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
     """Work ahead in a thread while the block runs.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cme_dask.codec import Shape
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError, remedy
+from cme_dask.kernels.evaluator import each_block
 from cme_dask.metrics.inputs import row_weights
 from cme_dask.models.base import Model
 from cme_dask.models.events import Event, looks_like_event
@@ -24,8 +25,6 @@ from cme_dask.numerics.labels import positive
 
 
 Array = Any
-
-_QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +150,8 @@ class ConditionalExpectation:
             slopes.append(np.concatenate(self.fold_slope[:, :, pick], axis=1))
         functions = basis.newton.combined(*slopes)
         result = np.empty((2 if return_std else 1, len(points), len(pick)))
-        for start in range(0, len(points), _QUERY_ROWS):
-            here = slice(start, start + _QUERY_ROWS)
+
+        def fill(here: slice) -> None:
             values = functions(points[here])
             result[0, here] = self.constant[pick] + values[0]
             if return_std:
@@ -160,6 +159,8 @@ class ConditionalExpectation:
                 each = each + self.fold_constant[:, pick]
                 spread = ((each - each.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
                 result[1, here] = np.sqrt((folds - 1) / folds * spread)
+
+        each_block(fill, len(points))
         if single:
             result = result[..., 0]
         return (result[0], result[1]) if return_std else result[0]

@@ -11,6 +11,7 @@ from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import each_block
 from cme_dask.models.answers import (
     ConditionalExpectation,
     PairModel,
@@ -25,8 +26,6 @@ from cme_dask.numerics.labels import LabelCalibration, nearest_shares
 from cme_dask.numerics.moments import MomentSums
 
 Array = Any
-
-_QUERY_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +122,11 @@ class LinearEmbedding(PairModel):
         """phi(x)^T right, shape (n, ...), of right (k, ...)."""
         points = query_points(X, self.x, "X")
         result = np.zeros((len(points), *right.shape[1:]))
-        for start in range(0, len(points) if len(right) else 0, _QUERY_ROWS):
-            here = slice(start, start + _QUERY_ROWS)
+
+        def fill(here: slice) -> None:
             result[here] = np.tensordot(self._features(points[here]), right, 1)
+
+        each_block(fill, len(points) if len(right) else 0)
         return result
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """The fitted joint distribution: small frozen arrays and the queries on them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, cast, overload
@@ -13,6 +13,7 @@ from cme_dask.data.model_file import ModelState
 from cme_dask.display import missing_lines, passes, rank_text
 from cme_dask.errors import DataError
 from cme_dask.kernels.base import is_a
+from cme_dask.kernels.evaluator import each_block
 from cme_dask.models.answers import ConditionalExpectation, PairModel
 from cme_dask.models.conformal import conformalized
 from cme_dask.models.events import FunctionsLike
@@ -47,7 +48,6 @@ Function = Callable[[Array], Array]
 # trees of a forest differ, and have a location that is a mean of a regressor and any other one.
 _MOVED, _SPREAD, _MIXED = 3, 4, 6
 _SHOWN = 3  # columns, and values of a column, that a summary names
-_QUERY_ROWS = 4096  # points per block: memory does not grow with the number of points
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,10 +360,12 @@ class JointModel(PairModel):
             )
         points = query_points(X, self.x, "X")
         right = self.coef.T @ self.y.basis(query_points(Y, self.y, "Y")).T
-        shape = (1, len(points), right.shape[1])
-        result: FloatArray = _in_blocks(
-            lambda rows: (self.base + self.x.basis(rows) @ right)[None], points, shape
-        )[0]
+        result = np.empty((len(points), right.shape[1]))
+
+        def fill(here: slice) -> None:
+            result[here] = self.base + self.x.basis(points[here]) @ right
+
+        each_block(fill, len(points))
         return result
 
     def weights(self, X: Any) -> FloatArray:
@@ -642,21 +644,6 @@ def _kernels(variable: Variable) -> str:
     basis = variable.basis
     more = len(basis.parts) - 1
     return f"{basis.newton.kernel!r}" + (f" and {more} more" if more else "")
-
-
-def _in_blocks(
-    function: Callable[[Array], Array], points: Array, shape: tuple[int, int, int]
-) -> FloatArray:
-    """Fill an array of this shape, rows along axis 1, block by block."""
-    result = np.empty(shape)
-    for rows in _slices(len(points)):
-        result[:, rows] = function(points[rows])
-    return result
-
-
-def _slices(n: int) -> Iterator[slice]:
-    for start in range(0, n, _QUERY_ROWS):
-        yield slice(start, min(start + _QUERY_ROWS, n))
 
 
 # The law of a coupling

@@ -8,7 +8,7 @@ import numpy as np
 
 from cme_dask.data.columns import Columns, labels_have_no_mean
 from cme_dask.errors import DataError
-from cme_dask.kernels.evaluator import blas_threads, one_blas_thread, parallel_map
+from cme_dask.kernels.evaluator import each_block
 from cme_dask.models.conformal import conformal_ends
 from cme_dask.models.events import (
     Event,
@@ -571,19 +571,18 @@ class ConditionalLaw:
 
         The query takes the law at the points of a block, or what ``at`` makes of them, and the
         rows of these arrays, one for each point, that belong to them. Its other arguments are the
-        same in all blocks. Blocks are shared among as many threads as BLAS would use.
+        same in all blocks.
         """
         n, result = len(self.points), None
         most = max(min(_HELD // max(self._law.held, held, 1), _MOST_ROWS), 1)
         least = _LEAST_ROWS if n < _MANY_ROWS else 2 * _LEAST_ROWS
         step = min(most, max(_AT_ONCE // max(self._law.held, held, 1), least))
 
-        def fill(start: int) -> None:
+        def fill(here: slice) -> None:
             nonlocal result
-            here = slice(start, min(start + step, n))
             if at is None and n <= most:  # evaluated once for all queries
-                if (there := self._laws.get((start, step))) is None:
-                    there = self._laws[start, step] = self._law.at(self.points[here])
+                if (there := self._laws.get((here.start, step))) is None:
+                    there = self._laws[here.start, step] = self._law.at(self.points[here])
             else:
                 there = (at or self._law.at)(self.points[here])
             part = query(there, *(each[here] for each in rows), **arguments)
@@ -591,15 +590,9 @@ class ConditionalLaw:
                 result = np.empty((n, *part.shape[1:]))
             result[here] = part
 
-        fill(0)  # which gives the shape, also for no points
-        rest = range(step, n, step)
-        cores = blas_threads() if threads and len(rest) > 1 else 1
-        if cores == 1:
-            for start in rest:
-                fill(start)
-        else:
-            with one_blas_thread():
-                parallel_map(fill, rest, cores)
+        fill(slice(0, min(step, n)))  # which gives the shape, also for no points
+        if n > step:
+            each_block(fill, n, step, start=step, threads=threads)
         return cast(FloatArray, result)
 
     def _positions(self, column: str | None = None) -> dict[str, int]:

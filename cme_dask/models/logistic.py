@@ -10,6 +10,7 @@ from cme_dask.codec import Shape, Within
 from cme_dask.data.columns import Columns
 from cme_dask.display import missing_lines, passes
 from cme_dask.errors import DataError
+from cme_dask.kernels.evaluator import each_block
 from cme_dask.models.answers import accuracy, most_probable
 from cme_dask.models.base import Model
 from cme_dask.models.points import FloatArray, is_out_of_core, lazy_answers, query_points
@@ -17,8 +18,6 @@ from cme_dask.models.relevance import LengthScales, length_scales
 from cme_dask.numerics.basis import LinearBasis
 
 Array = Any
-
-_QUERY_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,10 +75,12 @@ class LogisticModel(Model):
             return cast(FloatArray, lazy_answers().lazy_method(self, "predict_proba", X, self))
         points = query_points(X, self, "X")
         result = np.empty((len(points), len(self.labels)))
-        for start in range(0, len(points), _QUERY_ROWS):
-            here = slice(start, start + _QUERY_ROWS)
+
+        def fill(here: slice) -> None:
             scores = self.basis(points[here]) @ self.coef + self.intercept
             result[here] = softmax(scores, axis=1)
+
+        each_block(fill, len(points))
         return result
 
     @property
