@@ -427,7 +427,7 @@ def parallel_each(
             yield from threads.map(lambda c, item: c.run(function, item), contexts, items)
 
 
-QUERY_ROWS = 4096
+QUERY_ROWS = 8192
 """Points per block of a query: memory does not grow with their number."""
 
 
