@@ -86,18 +86,17 @@ def bench(
     The cases: machine (rates), fmca (FMCA's pivoted Cholesky), pass (joint fits from a store beside
     the bare pass, threads beside processes), random (randomly pivoted Cholesky), ridge (Nystroem
     features and ridge regression), crossval (embeddings whose ridge is chosen on folds beside a
-    given ridge), sweep (one parameter changed at a time), programs (certified
-    programs: closed form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a
-    CSV file into a store, and pyarrow's read of it), tuning (a fit that
-    learns its kernels, beside one with these kernels),
-    small (fits without arguments of tables of 1,000 and 10,000 rows),
-    coverage (how often intervals of conditional expectations hold the truth), queries (a saved
-    model's expectations and quantiles), cluster (workers beside threads, beside independent
-    processes, and on a slow network), large (rows 20 times larger than the memory of the workers),
-    multiclass (classes with a learned kernel beside gradient boosting in memory), sizing (passes on
-    1 to 8 workers, and on 1,000 stubs of workers, beside the simulation that sizes clusters),
-    memory (predicted and measured peaks of fits of twelve shapes, and limits around them), device
-    (fits on a GPU beside the same on the host).
+    given ridge), sweep (one parameter changed at a time), programs (certified programs: closed
+    form, Clarabel, OSQP), sparse (sparse embeddings beside Clarabel), ingest (a CSV file into a
+    store, and pyarrow's read of it), tuning (a fit that learns its kernels, beside one with these
+    kernels), small (fits without arguments of tables of 1,000 and 10,000 rows), coverage (how often
+    intervals of conditional expectations hold the truth), queries (a saved model's expectations and
+    quantiles), cluster (workers beside threads, beside independent processes, and on a slow
+    network), large (rows 20 times larger than the memory of the workers), multiclass (classes with
+    a learned kernel beside gradient boosting in memory), sizing (passes on 1 to 8 workers, and on
+    1,000 stubs of workers, beside the simulation that sizes clusters), memory (predicted and
+    measured peaks of fits of twelve shapes, and limits around them), device (fits on a GPU beside
+    the same on the host).
     Each measurement runs in a fresh process, and rivals take turns.
     """
     from benchmarks.report import bench_tables

@@ -33,7 +33,7 @@ DATA_SETS = ("concrete", "energy", "power-plant", "wine-quality-red", "yacht")
 SPLITS = 20
 OURS = "joint"
 OTHERS = frozenset(METHODS) - {OURS, "joint-boosting"}
-"""Methods of other packages, beside the best of which ours is judged."""
+"""Methods that are not ours, beside the best of which ours is judged."""
 
 PUBLISHED = {
     "concrete": (3.06, 3.04),

@@ -444,8 +444,8 @@ def each_block(
     Parameters
     ----------
     fill
-        Takes the rows of a block; it may be called by several threads at once, unless ``threads``
-        is False. Each has one thread of BLAS.
+        Takes the rows of a block. Several threads, with one thread of BLAS each, may call it at
+        once, unless ``threads`` is False.
     n
         Number of rows.
     rows
