@@ -772,7 +772,8 @@ def test_functions_may_spoil_their_argument(few):
     np.testing.assert_array_equal(y, few[1])
     plain = joint().fit(*few, functions={"positive": positive})
     names = ["y0", "positive"]
-    np.testing.assert_array_equal(fit.expect(names, x[:5]), plain.expect(names, x[:5]))
+    # One function more changes the shapes of products, and with them the last bits.
+    np.testing.assert_allclose(fit.expect(names, x[:5]), plain.expect(names, x[:5]), atol=1e-12)
 
 
 # Queries -------------------------------------------------------------------------------------
