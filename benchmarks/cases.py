@@ -9,15 +9,7 @@ from benchmarks.classes import multiclass_case
 from benchmarks.cluster import cluster_case, large_case
 from benchmarks.coverage import LEVEL, Coverage
 from benchmarks.device import device_case
-from benchmarks.fits import (
-    Bare,
-    EmbeddingFit,
-    Fit,
-    GivenFit,
-    Rows,
-    StoreRead,
-    write_uniform,
-)
+from benchmarks.fits import Bare, EmbeddingFit, Fit, Rows, StoreRead, write_uniform
 from benchmarks.ingest import ingest_case
 from benchmarks.machine import GemmRate, MachineRates
 from benchmarks.measure import (
@@ -326,7 +318,7 @@ def tuning_case(bench: Bench, size: Size) -> None:
     fit, given = f"{at}/no arguments", f"{at}/its kernels given"
     rows = Rows(size.rows, D, str(store))
     learned = Fit(rows, "joint", None, None, workers=bench.workers, model=model)
-    bench.measure({fit: learned, given: GivenFit(rows, model, bench.workers)})
+    bench.measure({fit: learned, given: replace(learned, model=None, given=model)})
     whole, many = [Term(fit)], size.rows >= _MANY_ROWS
     for name, passed, most in (
         ("whole fit / pass of the finalists", fit, 3.0),

@@ -359,7 +359,10 @@ class Fit:
     device
         Where sums are computed; None for the host.
     model
-        Where the fitted model is saved, for :class:`GivenFit`.
+        Where the fitted model is saved.
+    given
+        A saved model whose kernels, pivots and ridges are given, of an averaged one those of its
+        best member; the kernel is None then.
     """
 
     rows: Rows
@@ -373,6 +376,7 @@ class Fit:
     save: str | None = None
     device: str | None = None
     model: str | None = None
+    given: str | None = None
 
     def prepare(self) -> Run:
         """Rows at hand, and a small fit as warm-up."""
@@ -380,7 +384,8 @@ class Fit:
         warnings.simplefilter("ignore", ToleranceWarning)
         joint = self.estimator == "joint"
         small = uniform_rows(_WARM_ROWS, self.rows.d)[: 1 + joint]
-        warm = self._estimator(_WARM_RANK, SAMPLE_SIZE)
+        # The warm-up has other columns than the model.
+        warm = replace(self, given=None)._estimator(_WARM_RANK, SAMPLE_SIZE)
         with connected(self.scheduler if "://" in self.scheduler else "threads") as scheduler:
             warm.fit(*small, scheduler=scheduler, workers=1, device=self.device)
         if self.scheduler != "threads" and self.rows.store is not None:
@@ -400,12 +405,16 @@ class Fit:
                 sample_size=sample_size,
                 random_state=0,
             )
+        chosen: dict[str, Any] = {"kernel_x": kernel, "kernel_y": kernel, "pivots": self.pivots}
+        if self.given is not None:
+            model = load_only(JointModel, self.given)
+            x, y = (variable.basis.parts[0].newton for variable in (model.x, model.y))
+            chosen = {"kernel_x": x.kernel, "kernel_y": y.kernel, "pivots": (x.points, y.points)}
+            chosen["reg"] = tuple(model.about["reg"])
         return JointDistribution(
-            kernel_x=kernel,
-            kernel_y=kernel,
+            **chosen,
             tol=self.tol,
             max_rank=max_rank,
-            pivots=self.pivots,
             sample_size=sample_size,
             n_folds=N_FOLDS,
             random_state=0,
@@ -456,57 +465,6 @@ def _held_by_cupy() -> int:
     """Bytes that CuPy has taken of a GPU: what it held at most, since it gives nothing back."""
     cupy = importlib.import_module("cupy")
     return int(cupy.get_default_memory_pool().total_bytes())
-
-
-@dataclass(frozen=True)
-class GivenFit:
-    """A joint fit with the kernels, pivots and ridges of a saved model: its one pass.
-
-    Parameters
-    ----------
-    rows
-        Of both variables.
-    model
-        Path of the model; of an averaged one, the kernels and pivots of its best member.
-    workers
-        Threads.
-    """
-
-    rows: Rows
-    model: str
-    workers: int = 1
-
-    def prepare(self) -> Run:
-        """Rows and arguments at hand, and a small fit as warm-up."""
-        warnings.simplefilter("ignore", RankWarning)
-        warnings.simplefilter("ignore", ToleranceWarning)
-        warm = Fit(self.rows, "joint", kernels.Gaussian(1.0).to_dict(), None)
-        small = uniform_rows(_WARM_ROWS, self.rows.d)
-        warm._estimator(_WARM_RANK, SAMPLE_SIZE).fit(*small, workers=1)
-        model = load_only(JointModel, self.model)
-        x, y = (variable.basis.parts[0].newton for variable in (model.x, model.y))
-        estimator = JointDistribution(
-            kernel_x=x.kernel,
-            kernel_y=y.kernel,
-            pivots=(x.points, y.points),
-            reg=tuple(model.about["reg"]),
-            random_state=0,
-        )
-        return partial(self._run, estimator, self.rows.opener(2))
-
-    def _run(
-        self,
-        estimator: JointDistribution,
-        opener: Callable[[], tuple[Sample, CountingStore | None]],
-    ) -> Describe:
-        sample, counter = opener()
-        estimator.fit(sample, scheduler="threads", workers=self.workers)
-        return lambda: {
-            "ranks": [basis.rank for basis in (estimator.basis_x_, estimator.basis_y_)],
-            "passes": estimator.n_passes_,
-            "bytes_read": 0 if counter is None else counter.bytes_read,
-            "pass_seconds": estimator.report_.pass_seconds,
-        }
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ JOBS = {
     "EmbeddingFit": "benchmarks.fits",
     "Expectations": "benchmarks.queries",
     "Fit": "benchmarks.fits",
-    "GivenFit": "benchmarks.fits",
     "Fmca": "benchmarks.peers",
     "Ingest": "benchmarks.ingest",
     "GpuRates": "benchmarks.device",
