@@ -281,3 +281,15 @@ def test_directions_of_several_columns_are_axes_sums_and_differences():
     wanted = np.array([[1, 1], [1, -1]]) / np.sqrt(2) / y.std(axis=0)
     np.testing.assert_allclose(events.directions[2:], wanted)
     assert len(events) <= 48
+
+
+def test_rounding_of_sums_decides_no_event():
+    y = np.random.default_rng(5).standard_normal((500, 2)) * (3.0, 0.01)
+    events = make_thresholds(y, np.full(500, 1 / 500), (False, False))
+    sums = np.count_nonzero(events.directions, axis=1)[events.which] > 1
+    assert 0 < sums.sum() < len(events)
+    for towards in (-np.inf, np.inf):
+        moved = events(np.nextafter(y, towards))
+        np.testing.assert_array_equal(moved[:, sums], events(y)[:, sums])
+    equal = make_thresholds(np.ones((9, 2)), np.full(9, 1 / 9), (False, False))
+    np.testing.assert_array_equal(equal(np.ones((9, 2))), 1.0)

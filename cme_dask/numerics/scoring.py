@@ -448,9 +448,12 @@ def make_thresholds(
     axes = _directions(rows, weights, numeric, seed)
     for axis in axes:
         levels = _LEVELS.get(len(axes), _FEW_LEVELS)
-        above = _quantiles(rows @ axis, weights, levels)
+        along = rows @ axis
+        above = _quantiles(along, weights, levels)
         # Each threshold stands for what is nearest to it; the outer ones for as much as inside.
         width = np.gradient(above) if len(above) > 1 else np.ones(1)
+        if np.count_nonzero(axis) > 1:
+            above = _between(along, above)
         add(axis, np.full(len(above), -np.inf), above, width / len(axes))
     for j in np.flatnonzero(categorical):
         codes = np.unique(rows[:, j])
@@ -495,6 +498,18 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     at = np.searchsorted(mass, (np.arange(count) + 0.5) / count * mass[-1])
     result = np.unique(values[order][np.minimum(at, len(values) - 1)])
     return result[:-1] if len(result) > 1 and result[-1] == values.max() else result
+
+
+def _between(values: Array, above: Array) -> Array:
+    """The middle between each of some values and the next one that differs by more than rounding.
+
+    A sum of several columns is rounded, differently in blocks of other sizes: at a threshold that
+    is the sum of a row, rounding would decide on which side of it the row lies.
+    """
+    distinct = np.unique(values)
+    rounding = 1e-12 * np.abs(distinct).max()
+    at = np.searchsorted(distinct, above + rounding, side="right")
+    return 0.5 * (above + distinct[np.minimum(at, len(distinct) - 1)])
 
 
 def law_errors(
