@@ -99,7 +99,7 @@ def _trees(regressor: Any, q: int, steps: int | None) -> tuple[Array, list[Tree]
         if not plain or regressor.is_categorical_ is not None:
             return None
         constant = np.ravel(regressor._baseline_prediction)
-        return constant, [_binned(each[0].nodes) for each in regressor._predictors[:steps]], False
+        return constant, _binned([one.nodes for (one,) in regressor._predictors[:steps]]), False
     if isinstance(regressor, DecisionTreeRegressor):
         return np.zeros(q), [_exact(regressor.tree_, 1.0, q)], True
     if isinstance(regressor, (ensemble.RandomForestRegressor, ensemble.ExtraTreesRegressor)):
@@ -122,16 +122,22 @@ def _exact(tree: Any, factor: float, q: int) -> Tree:
     return Tree(tree.feature, tree.threshold, children, factor * tree.value.reshape(-1, q))
 
 
-def _binned(nodes: Array) -> Tree:
+def _binned(each: Sequence[Array]) -> list[Tree]:
+    """From the nodes of each, all at once: there may be hundreds of trees, of a dozen nodes."""
+    nodes = np.frombuffer(b"".join(each), each[0].dtype)  # concatenate compares all fields' types
     children = np.stack([nodes["left"], nodes["right"]], axis=1).astype(np.int64)
     children[nodes["is_leaf"].astype(bool)] = -1
     # A split of missing values from all others has an infinite threshold, which files refuse.
     threshold = np.clip(nodes["num_threshold"], -np.finfo(float).max, np.finfo(float).max)
-    return Tree(nodes["feature_idx"], threshold, children, nodes["value"][:, None])
+    arrays = nodes["feature_idx"], threshold, children, nodes["value"][:, None]
+    edges = np.cumsum([0, *map(len, each)]).tolist()
+    return [Tree(*(array[first:last] for array in arrays)) for first, last in pairwise(edges)]
 
 
 def _stacked(each: Sequence[TreeMean], covariate: bool) -> TreeMean:
     """Locations of several columns as one."""
+    if len(each) == 1:
+        return replace(each[0], covariate=covariate, spread=False)
     trees, q = list[Tree](), len(each)
     for j, mean in enumerate(each):
         edges = np.append(mean.roots, len(mean.feature))
@@ -284,14 +290,15 @@ class _Boosting:
         for first, one, unit in zip(self._first, self._each, self._units, strict=True):
             found = _trees(one, 1, steps)
             assert found is not None
-            constant, trees, single = unit * found[0], found[1], found[2]
-            trees = [replace(tree, values=unit * tree.values) for tree in trees]
+            constant, trees, single = found
             if first is not None:
                 # Thresholds lie between the rows: float64 compares as well as float32.
-                constant = constant + first.constant
-                trees.append(Tree(first.feature, first.threshold, first.children, first.values))
+                constant = constant + first.constant / unit
+                values = first.values / unit
+                trees.append(Tree(first.feature, first.threshold, first.children, values))
             name, covariate = type(one).__name__, rows.covariate
-            each.append(TreeMean.of(name, d, constant, trees, single=single, covariate=covariate))
+            mean = TreeMean.of(name, d, constant, trees, single=single, covariate=covariate)
+            each.append(replace(mean, constant=unit * mean.constant, values=unit * mean.values))
         return _stacked(each, rows.covariate)
 
 

@@ -101,10 +101,8 @@ class TreeMean:
         """From trees one by one."""
         sizes = [len(tree.feature) for tree in trees]
         roots = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        children = [
-            np.where(tree.children < 0, -1, tree.children + root)
-            for tree, root in zip(trees, roots.tolist(), strict=False)
-        ]
+        children = np.concatenate([tree.children for tree in trees]).astype(np.int64)
+        first = np.repeat(roots[:-1], sizes)[:, None]
         return cls(
             name,
             width,
@@ -112,7 +110,7 @@ class TreeMean:
             roots[:-1],
             np.concatenate([tree.feature for tree in trees]).astype(np.int64),
             np.concatenate([tree.threshold for tree in trees]).astype(np.float64),
-            np.concatenate(children).astype(np.int64),
+            np.where(children < 0, -1, children + first),
             np.concatenate([tree.values for tree in trees]).astype(np.float64),
             single,
             covariate,
