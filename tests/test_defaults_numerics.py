@@ -120,6 +120,30 @@ def test_outliers_and_offsets_cost_no_digits_of_a_kernel(case, d, exponent, outl
     assert values.max() <= 1.0
 
 
+@pytest.mark.parametrize("offsets", [(2.0**30, 0.0), (0.0, 2.0**30)])
+def test_offsets_cost_default_fits_no_digits(offsets):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 1))
+    y = np.sin(2 * x[:, 0]) + 0.2 * rng.normal(size=200)
+    x, y = np.round(x * 1024) / 1024, np.round(y * 1024) / 1024  # so that the sums are exact
+    plain = JointDistribution().fit(x, y)
+    moved = JointDistribution().fit(x + offsets[0], y + offsets[1])
+    levels, at = [0.1, 0.5, 0.9], x[:20]
+    expected = plain.conditional(at).quantile(levels) + offsets[1]
+    found = moved.conditional(at + offsets[0]).quantile(levels)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_nearly_equal_columns_of_x_end_no_default_fit():
+    """The rounding of trends in both of them is larger than the least ridge."""
+    rng = np.random.default_rng(2)
+    z = rng.normal(size=200)
+    x = np.column_stack([z, z + 2e-4 * rng.normal(size=200)])
+    y = np.sin(2 * z) + 0.2 * rng.normal(size=200)
+    law = JointDistribution().fit(x, y).conditional(x)
+    assert np.sqrt(np.mean((law.mean() - np.sin(2 * z)) ** 2)) < 0.15
+
+
 def test_one_outlier_does_not_ruin_a_kernel_in_raw_units():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2000, 1))

@@ -150,7 +150,7 @@ def test_a_mean_of_several_is_compared_by_the_moments_of_its_best_member(average
     sums = model.moment_sums()
     assert sums.ranks == (model.x.ranks[0], model.y.ranks[0])
     x, y = waves(600, 0)
-    np.testing.assert_allclose(sums.means().means["f(y)"], y.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(sums.means().function_means("y"), y.mean(axis=0), atol=1e-12)
     phi = model.x.basis.newton.parts[0]
     np.testing.assert_allclose(sums.means().means["x"], phi(x).mean(axis=0), atol=1e-10)
     same = drift_report(averaged, *waves(900, 6), **HERE)

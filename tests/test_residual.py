@@ -129,12 +129,16 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
         ("_FEW_RIDGES", N_FOLDS + 1, 0),  # of the folds, and of all rows
         ("_SOLVED", 0, N_FOLDS + 1),
         ("CholeskyFactor", N_FOLDS + 1, 0),
+        ("solve_rotated", N_FOLDS, 2 * N_FOLDS),  # for all ridges, and for those that are taken
     ],
 )
 def test_systems_forms_and_eigenbases_give_the_same_location(
     located, name, forms, spectra, monkeypatch
 ):
-    """Systems are for few ridges, forms also where a system fails, eigenbases for tiny ridges."""
+    """Systems are for few ridges, forms also where a system fails, eigenbases for tiny ridges.
+
+    They are also for forms that fail.
+    """
     x, y, weights, folds, found = located
     fails = SimpleNamespace(of=Mock(side_effect=np.linalg.LinAlgError))
     others = {"_FEW_RIDGES": 0, "_SOLVED": 1.0, "CholeskyFactor": fails}
@@ -144,6 +148,8 @@ def test_systems_forms_and_eigenbases_give_the_same_location(
     monkeypatch.setattr(locations, "eigenbasis", eigenbases)
     reduced = Mock(side_effect=locations.TridiagonalForm.of)
     monkeypatch.setattr(locations.TridiagonalForm, "of", reduced)
+    if name == "solve_rotated":
+        monkeypatch.setattr(locations.TridiagonalForm, name, fails.of)
     sides = [
         FeatureBlock(NewtonBasis.from_points(kernels.Gaussian(1.0), rows), names)
         for rows, names in ((x[:12], ("a", "b")), (y[:5], ("c", "d")))
@@ -152,7 +158,7 @@ def test_systems_forms_and_eigenbases_give_the_same_location(
     within = found.residuals.location.low, found.residuals.location.high
     again = fit_mean_function(moments, sides[0].basis, slice(0, 2), within=within)
     assert (reduced.call_count, eigenbases.call_count) == (forms, spectra)
-    assert fails.of.called == (name == "CholeskyFactor")
+    assert fails.of.called == (name in ("CholeskyFactor", "solve_rotated"))
     np.testing.assert_allclose(again.residuals.location(x), found.residuals.location(x), 1e-9)
     np.testing.assert_array_equal(again.ridges, found.ridges)
 

@@ -235,11 +235,11 @@ class _Reference:
 
     def features(self, name: str) -> FeatureSums:
         """Sums of the basis functions."""
-        return FeatureSums.of_basis(self.sums, name)
+        return FeatureSums.of_block(self.sums, name)
 
     def means(self, name: str) -> Array:
         """Means of the columns over the rows of the fit."""
-        return self.mean.means[f"f({name})"][: len(self.variable(name).columns.names)]
+        return self.mean.function_means(name)[: len(self.variable(name).columns.names)]
 
     def deviations(self, name: str) -> Array:
         """Standard deviations of the columns over the rows of the fit."""
@@ -248,7 +248,7 @@ class _Reference:
 
 def _deviations(mean: Moments, name: str) -> Array:
     f = f"f({name})"
-    squares = np.diag(mean.blocks[f, f]) - (mean.means[f] - mean.shifts[name]) ** 2
+    squares = np.diag(mean.blocks[f, f]) - mean.means[f] ** 2
     return np.sqrt(np.maximum(squares, 0.0))
 
 
@@ -267,7 +267,7 @@ class _Comparisons:
     def report(self, sample: Sample, seconds: float) -> DriftReport:
         reference, has_y = self.reference, "y" in self.sections
         before = {name: reference.features(name) for name in self.sections}
-        after = {name: FeatureSums.of_basis(self.sums, name) for name in self.sections}
+        after = {name: FeatureSums.of_block(self.sums, name) for name in self.sections}
         laws = {name: self._compare(before[name], after[name]) for name in self.sections}
         given, pvalues, note = self._given()
         notes = [note] if note else []
@@ -336,7 +336,7 @@ class _Comparisons:
             before, after, places = self._functions_of_columns(name, sections)
             (first, _), (second, _) = before.means(), after.means()
             old = reference.means(name), reference.deviations(name)
-            new = mean.means[f"f({name})"], _deviations(mean, name)
+            new = mean.function_means(name), _deviations(mean, name)
             for j, (column, place) in enumerate(zip(columns.names, places, strict=True)):
                 labels = columns.categories.get(column)
                 if labels and sections is None:
@@ -364,7 +364,8 @@ class _Comparisons:
         """Sums of the functions of columns before and after, and where those of each column are."""
         if sections is None:
             before, after = (
-                FeatureSums.of_columns(sums, name) for sums in (self.reference.sums, self.sums)
+                FeatureSums.of_block(sums, f"f({name})")
+                for sums in (self.reference.sums, self.sums)
             )
             return before, after, [slice(j, j + 1) for j in range(len(self.reference.labels(name)))]
         cells = self.reference.cells(name)

@@ -335,17 +335,17 @@ class FoldMeans(NamedTuple):
     @classmethod
     def of(cls, rest: Moments, held: Moments) -> "FoldMeans":
         """One fold."""
-        shift, square = rest.shifts["y"], np.diagonal(held.blocks["f(y)", "f(y)"])
+        square = np.diagonal(held.blocks["f(y)", "f(y)"])
         of_rest, of_held = (
             PairMeans(*(each[None] for each in PairMeans.of(one))) for one in (rest, held)
         )
         return cls(
             of_rest,
             rest.blocks["y", "f(y)"][None],
-            (rest.means["f(y)"] - shift)[None],
+            rest.means["f(y)"][None],
             of_held,
             held.blocks["x", "f(y)"][None],
-            (held.means["f(y)"] - shift)[None],
+            held.means["f(y)"][None],
             square[None],
         )
 

@@ -6,7 +6,7 @@ moments and one pass over the new rows suffice.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,20 +93,9 @@ class FeatureSums:
         return cls(weights[weights > 0.0], np.stack(first), np.stack(second), rows)
 
     @classmethod
-    def of_basis(cls, sums: MomentSums, variable: str) -> "FeatureSums":
-        """Those of the basis functions of a variable."""
-        return cls.of(sums.weights, lambda fold: sums.means(fold=fold), variable, sums.n_rows)
-
-    @classmethod
-    def of_columns(cls, sums: MomentSums, variable: str) -> "FeatureSums":
-        """Those of the columns and functions of a variable, less their shifts."""
-        f = f"f({variable})"
-
-        def centred(fold: int) -> Moments:
-            mean = sums.means(fold=fold)
-            return replace(mean, means={f: mean.means[f] - mean.shifts[variable]})
-
-        return cls.of(sums.weights, centred, f, sums.n_rows)
+    def of_block(cls, sums: MomentSums, block: str) -> "FeatureSums":
+        """Those of a block: "x" of the basis functions of x, "f(x)" of its columns, shifted."""
+        return cls.of(sums.weights, lambda fold: sums.means(fold=fold), block, sums.n_rows)
 
     @classmethod
     def of_cells(
@@ -340,8 +329,7 @@ def conditional_terms(before: MomentSums, after: MomentSums, columns: int) -> Ar
         grams, crosses = [], []
         for fold in np.flatnonzero(weights > 0.0):
             mean = sums.means(fold=int(fold))
-            shift = mean.shifts["y"][:columns]
-            means = np.concatenate([mean.means["y"], mean.means["f(y)"][:columns] - shift])
+            means = np.concatenate([mean.means["y"], mean.means["f(y)"][:columns]])
             c = mean.means["x"]
             cross = np.hstack([mean.blocks["x", "y"], mean.blocks["x", "f(y)"][:, :columns]])
             gram = np.block([[mean.blocks["x", "x"], c[:, None]], [c, np.ones(1)]])

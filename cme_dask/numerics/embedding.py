@@ -79,7 +79,7 @@ class ConditionalEmbedding:
         They are ``E f + N_X(x)^T (S_XX + r)^-1 E[N_X (f - E f)]``, that is
         ``E[f | x] + (1 - E[1 | x]) E f``: a constant added to f is added to the answer.
         """
-        return mean.means["f(y)"], self.slope(function_moments(mean))
+        return mean.function_means("y"), self.slope(function_moments(mean))
 
     def functions(self, mean: Moments) -> Array:
         """Slopes of E[f | x] of the columns and declared functions of y as printed, (m, q)."""
@@ -251,7 +251,7 @@ def squared_loss(rest: Moments, held: Moments, regs: Array) -> Array:
         As in :func:`surrogate_loss`.
     """
     transform, lam = eigenbasis(rest.blocks["x", "x"])
-    target, constant = transform.T @ function_moments(rest), rest.means["f(y)"]
+    target, constant = transform.T @ function_moments(rest), rest.function_means("y")
     variance = variances((rest, held), "y")
     varies = variance > 0.0
     losses = []
@@ -295,7 +295,7 @@ def refits_at(moments: MomentSums, newton: Array, folds: Array) -> Callable[[flo
         rest, here = moments.means(without=fold), np.flatnonzero(folds == fold)
         transform, lam = eigenbasis(rest.blocks["x", "x"])
         target = transform.T @ function_moments(rest)
-        parts.append((here, newton[here] @ transform, lam, target, rest.means["f(y)"]))
+        parts.append((here, newton[here] @ transform, lam, target, rest.function_means("y")))
 
     def at(reg: float) -> Array:
         result = np.zeros((len(newton), parts[0][3].shape[1]))
@@ -325,7 +325,7 @@ class EmbeddingChange:
     def __call__(self, safe: Moments) -> Callable[[Moments], float]:
         """The change from these moments of the trial rows to others."""
         answers = self._answers(safe)
-        means = np.append(safe.means["f(y)"], 1.0)
+        means = np.append(safe.function_means("y"), 1.0)
         spread = np.sqrt(np.append(np.diag(safe.blocks["f(y)", "f(y)"]), 1.0))
         scale = spread + 1e-6 * np.abs(means) + np.finfo(np.float64).tiny
 
@@ -344,8 +344,7 @@ class EmbeddingChange:
 
 def function_moments(mean: Moments) -> Array:
     """E[N_X (f - E f)^T] of the functions of y, shape (m, q)."""
-    shift = mean.shifts["y"] - mean.means["f(y)"]
-    return np.asarray(mean.blocks["x", "f(y)"] + np.outer(mean.means["x"], shift))
+    return np.asarray(mean.blocks["x", "f(y)"] - np.outer(mean.means["x"], mean.means["f(y)"]))
 
 
 def inverse_eigenvalues(lam: Array, regs: Array) -> Array:

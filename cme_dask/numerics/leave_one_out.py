@@ -174,7 +174,7 @@ def leave_one_out(
         varies = variance > 0.0
         count = max(int(varies.sum()), 1)
         factors = np.where(varies, 1.0 / np.sqrt(count * np.where(varies, variance, 1.0)), 0.0)
-        targets = ScaledFunctions(y, mean.means["f(y)"], factors)
+        targets = ScaledFunctions(y, mean.function_means("y"), factors)
         cross, one = function_moments(mean) * factors, transform.T @ mean.means["x"]
     cross = transform.T @ cross
     return LeaveOneOut(x.basis, transform, eigenvalues, targets, cross, regs, mean.weight, one)

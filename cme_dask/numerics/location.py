@@ -323,8 +323,8 @@ class _Ridge:
     def of(cls, mean: Moments, columns: slice, trend: Array) -> Self:
         """From means over rows; ``trend`` tells which columns of x are in t, shape (d,)."""
         c, d = mean.means["x"], len(trend)
-        t, f = mean.means["f(x)"][:d], mean.means["f(y)"][columns]
-        away_t, away_z = t - mean.shifts["x"][:d], f - mean.shifts["y"][columns]
+        t, f = mean.function_means("x")[:d], mean.function_means("y")[columns]
+        away_t, away_z = mean.means["f(x)"][:d], mean.means["f(y)"][columns]
         gram = mean.blocks["x", "x"] - np.outer(c, c)
         target = mean.blocks["x", "f(y)"][:, columns] - np.outer(c, away_z)
         n_t = mean.blocks["x", "f(x)"][:, :d] - np.outer(c, away_t)
@@ -405,7 +405,10 @@ class _Tridiagonal(_Path):
         slope = np.empty((*each.shape, m))
         for ridge in np.unique(each):
             here = each == ridge
-            solved = self.form.solve_rotated(self.target, float(ridge))
+            try:
+                solved = self.form.solve_rotated(self.target, float(ridge))
+            except LinAlgError:  # trends in columns that nearly agree round more than the ridge
+                return _Spectrum.of(self.ridge).solve(ridges)
             slope[here] = np.broadcast_to(solved, slope.shape)[here]
         slope = self.form.rotated(slope.reshape(-1, m), back=True).reshape(slope.shape)
         return self.ridge.fitted(np.moveaxis(slope, -1, -2))

@@ -153,18 +153,16 @@ class MomentSums:
         weight = float(gram[one, one]) if weight is None else weight
         gram /= weight
         traces = (self.traces[folds].sum(axis=0) / weight).tolist()
-        # Blocks of an augmented row, and their means: those of functions in their units.
+        # Blocks of an augmented row.
         functions = [f"f({variable})" for variable in variables]
         edges = np.cumsum([0, *self.ranks, 1, *map(len, self.shifts)]).tolist()
         names = [*variables, "1", *functions]
         places = dict(zip(names, map(slice, edges[:-1], edges[1:]), strict=True))
         del places["1"]
-        means = {name: gram[place, one] for name, place in places.items()}
-        means |= {f: shift + means[f] for f, shift in zip(functions, self.shifts, strict=True)}
         return Moments(
             weight,
             {(a, b): gram[places[a], places[b]] for a, b in product(places, repeat=2)},
-            means,
+            {name: gram[place, one] for name, place in places.items()},
             dict(zip(variables, traces, strict=True)),
             dict(zip(variables, self.shifts, strict=True)),
         )
@@ -261,8 +259,9 @@ class Moments:
         of the basis functions of x, ``("y", "x")`` or ``("x", "f(y)")``; of functions less their
         shift.
     means
-        E a of each block: ``"x"`` for C = E N of the basis functions N of x, ``"f(y)"`` for E f of
-        the columns and functions of y, in their units.
+        E a of each block: ``"x"`` for C = E N of the basis functions N of x, ``"f(y)"`` for
+        E f - s of the columns and functions of y less their shift, which is near their means: far
+        from zero a sum of both would have few digits of it.
     traces
         E k(z, z) of each variable.
     shifts
@@ -276,6 +275,10 @@ class Moments:
     shifts: Mapping[str, Array]
 
     __repr__ = brief_repr
+
+    def function_means(self, variable: str) -> Array:
+        """E f of the columns and functions of a variable, in their units, shape (q,)."""
+        return self.shifts[variable] + self.means[f"f({variable})"]
 
     @property
     def trace_error(self) -> tuple[float, ...]:
@@ -340,14 +343,13 @@ class Moments:
         """
         f_given, f_of = f"f({given})", f"f({of})"
         offset = constant - self.shifts[of][columns]
-        mean = (self.means[f_of] - self.shifts[of])[columns]
+        mean = self.means[f_of][columns]
         square = np.diag(self.blocks[f_of, f_of])[columns]
         cross, more = self.blocks[given, f_of][:, columns], 0.0
         if trend is not None:
             d = trend.shape[-2]
-            shift = self.shifts[given][:d]
-            offset = offset + shift @ trend
-            mean = mean - (self.means[f_given][:d] - shift) @ trend
+            offset = offset + self.shifts[given][:d] @ trend
+            mean = mean - self.means[f_given][:d] @ trend
             cross = cross - self.blocks[given, f_given][:, :d] @ trend
             right = self.blocks[f_given, f_of][:d, columns]
             more = (trend * (self.blocks[f_given, f_given][:d, :d] @ trend - 2 * right)).sum(
@@ -408,8 +410,8 @@ def variances(parts: Sequence[Moments], variable: str) -> Array:
     """
     f = f"f({variable})"
     shares = np.array([part.weight for part in parts]) / sum(part.weight for part in parts)
-    means = shares @ [part.means[f] for part in parts]
-    away = shares @ [part.means[f] - part.shifts[variable] for part in parts]
+    means = shares @ [part.function_means(variable) for part in parts]
+    away = shares @ [part.means[f] for part in parts]
     square = shares @ [np.diagonal(part.blocks[f, f]) for part in parts]
     variance = square - away**2
     varies = variance > np.maximum(_CONSTANT * square, (_ROUNDING * means) ** 2)

@@ -199,7 +199,7 @@ class JointChange:
         # An event that no trial row saw has no deviation, and must not change at all.
         scales = [  # of functions of y, given x, first
             np.sqrt(np.diag(safe.blocks[f"f({v})", f"f({v})"]))
-            + 1e-6 * np.abs(safe.means[f"f({v})"])
+            + 1e-6 * np.abs(safe.function_means(v))
             + np.finfo(np.float64).tiny
             for v in "yx"
         ]

@@ -568,7 +568,7 @@ class JointSolution(NamedTuple):
         slope = coef @ (transform.T @ mean.blocks[other, f"f({other})"])
         if self.base != 0.0 and not self.centred:  # a centred basis has mean zero: no shift
             slope = slope + np.outer(coef @ (transform.T @ mean.means[other]), mean.shifts[other])
-        constant = mean.shifts[other] if self.base == 0.0 else mean.means[f"f({other})"]
+        constant = mean.shifts[other] if self.base == 0.0 else mean.function_means(other)
         return constant, own @ slope if newton else slope
 
 
@@ -630,7 +630,7 @@ def replicates(
         for given, (constant, slope) in enumerate(answers):
             z, other = "xy"[given], "yx"[given]
             error = held.squared_error(z, other, constant, slope)
-            baseline = held.squared_error(z, other, rest.means[f"f({other})"], 0.0 * slope)
+            baseline = held.squared_error(z, other, rest.function_means(other), 0.0 * slope)
             baseline[variances((rest, held), other) == 0.0] = 0.0
             parts[given].append((constant, slope, error, baseline))
     share, result = np.array(shares) / np.sum(shares), []

@@ -583,7 +583,7 @@ def reduce_strips(
             usable = all(np.isfinite(values).all() for values in strip.columns())
             if not usable or (strip.weights is not None and not (strip.weights >= 0).all()):
                 raise BadValues(f"rows {strip.rows[0]} to {strip.rows[-1]} hold unusable values")
-        rows += len(strip) if strip.own is None else strip.own.stop - strip.own.start
+        rows += len(strip.rows) if strip.own is None else strip.own.stop - strip.own.start
         placed = strip if place is None else strip.placed(place)
         if not states:
             like = placed.parts[0] if placed.parts else placed.rows

@@ -198,7 +198,7 @@ class OperatorMoments:
         Source: Smooth operators, section 3.1.
         """
         place = self._position(name)
-        first = float(self.moments.means["f(x)"][place])
+        first = float(self.moments.function_means("x")[place])
         second = float(self.moments.blocks["f(x)", "f(x)"][place, place])
         check_effective_size(first, second, f"the ratio {name!r}")
         return (1.0 / first) * self.multiplication(name, reg)
