@@ -125,6 +125,7 @@ def test_the_prox_is_optimal_and_the_dual_norm_attained(penalty):
         assert (matrix * point).sum() <= top * norm.value(point) * (1 + 1e-10)
     assert np.count_nonzero(norm.prox(matrix, 1.0000001 * top)[0]) == 0
     assert np.count_nonzero(norm.prox(matrix, 0.9999 * top)[0]) > 0
+    assert np.count_nonzero(norm.prox(0.0 * matrix, 1e9)[0]) == 0  # without a warning
     paper = np.sqrt((point**2).sum(axis=1)[:, None] + (point**2).sum(axis=0)).sum()
     if penalty == "rows-and-columns":
         assert paper <= norm.value(point) <= np.sqrt(2.0) * paper

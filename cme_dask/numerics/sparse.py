@@ -130,7 +130,9 @@ def _norms(matrix: Array, axis: int | None) -> Array:
 
 
 def _shrunk(matrix: Array, threshold: float, axis: int | None) -> Array:
-    return matrix * np.maximum(1.0 - threshold / np.maximum(_norms(matrix, axis), _TINY), 0.0)
+    """Groups of a norm up to the threshold become zero, the others lose as much of it."""
+    norms = np.maximum(_norms(matrix, axis), max(threshold, _TINY))
+    return matrix * (1.0 - threshold / norms)
 
 
 # The problem, and its solver on explicit state
