@@ -124,7 +124,8 @@ def _exact(tree: Any, factor: float, q: int) -> Tree:
 
 def _binned(each: Sequence[Array]) -> list[Tree]:
     """From the nodes of each, all at once: there may be hundreds of trees, of a dozen nodes."""
-    nodes = np.frombuffer(b"".join(each), each[0].dtype)  # concatenate compares all fields' types
+    # np.concatenate would compare the types of all fields for each tree.
+    nodes = np.frombuffer(b"".join(each), each[0].dtype)
     children = np.stack([nodes["left"], nodes["right"]], axis=1).astype(np.int64)
     children[nodes["is_leaf"].astype(bool)] = -1
     # A split of missing values from all others has an infinite threshold, which files refuse.
