@@ -73,6 +73,8 @@ def test_every_option(tmp_path, table):
         (("--target-chunk", "8 apples"), "no size"),
         (("--storage-options", "key"), "KEY=VALUE"),
         (("--time", "year,,day"), "COLUMN,COLUMN"),
+        (("--time", ""), "COLUMN,COLUMN"),
+        (("--time", '"year'), "COLUMN,COLUMN"),
         (("--units", "t"), "COLUMN=UNIT,..."),
         (("--units", "t=K,p="), "COLUMN=UNIT,..."),
     ],
@@ -99,6 +101,15 @@ def test_a_unit_may_hold_a_comma(tmp_path, table):
     found = call(table, "--out", tmp_path / "s", "--x", "t", "--y", "p", *given)
     assert found.exit_code == 0, found.output
     assert open_sample(tmp_path / "s").columns[0].units == {"t": "degrees, Celsius"}
+
+
+def test_names_may_hold_commas_and_quotes(tmp_path):
+    (tmp_path / "t.csv").write_text('a,"flow, m3","5"" pipe"\n' + "1,2,3\n4,5,6\n")
+    given = ("--x", 'a, "5"" pipe"', "--y", '"flow, m3"')
+    found = call(tmp_path / "t.csv", "--out", tmp_path / "s", *given)
+    assert found.exit_code == 0, found.output
+    names = [columns.names for columns in open_sample(tmp_path / "s").columns]
+    assert names == [("a", '5" pipe'), ("flow, m3",)]
 
 
 def test_resume_from_the_command(tmp_path, table, monkeypatch):

@@ -3,9 +3,11 @@
 Click takes functions as types, and shows their errors with the name of the option.
 """
 
+import csv
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -45,10 +47,15 @@ def row_number(value: object) -> int:
 
 
 def columns(value: str) -> tuple[str, ...]:
-    """Column names, separated by commas."""
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names):
-        raise click.BadParameter(f"{value!r} does not read COLUMN,COLUMN,...")
+    """Column names, separated by commas; those that hold commas are quoted, as in CSV files."""
+    names: tuple[str, ...] = ()
+    with suppress(csv.Error):
+        (fields,) = csv.reader([value], skipinitialspace=True, strict=True)
+        names = tuple(name.strip() for name in fields)
+    if not names or not all(names):
+        raise click.BadParameter(
+            f"{value!r} does not read COLUMN,COLUMN,... (names with commas in double quotes)"
+        )
     return names
 
 
