@@ -208,6 +208,9 @@ def test_points_are_printed_or_written_beside_their_answers(world):
         (("--given", "x0=1,x1=2", "--chunk-rows", "10"), "--report are for a STORE"),
         (("--given", "x0=1,x0=3,x1=2"), "names a column twice"),
         (("--given", "x0=1"), "lacks column 'x1'"),
+        (("--given", ""), "takes COLUMN=NUMBER,..."),
+        (("--given", '"x0=1,x1=2'), "takes COLUMN=NUMBER,..."),
+        (("--given", "x0=1,x1"), "takes COLUMN=NUMBER,..."),
         (("--given", "x0=1,x1=nan"), "x1 must be a finite number"),
         (("--given", "x0=1,x1=2", "--event", "z > 1"), "unknown column 'z' in an event"),
         (("--given", "x0=1,x1=2", "--levels", "0.5,1"), "levels of quantiles lie between"),
@@ -231,6 +234,18 @@ def test_what_is_refused(world, args, message):
     folder = world[0]
     args = [folder / "s.zarr" if a == "STORE" else a for a in args]
     assert message in refused("predict", folder / "m.zarr", *args)
+
+
+def test_points_may_hold_names_and_labels_with_commas(tmp_path):
+    rng = np.random.default_rng(1)
+    X = pd.DataFrame({"flow, m3": rng.normal(size=90), "site": rng.choice(["A, B", "C"], 90)})
+    quick = {"kernel_x": "median", "kernel_y": "median", "reg": 1e-3, "residual": False}
+    fit = JointDistribution(**quick).fit(X, pd.Series(X["flow, m3"] + (X["site"] == "C"), name="y"))
+    fit.save(tmp_path / "m")
+    given = '"flow, m3=0.5","site=A, B"'
+    found = as_json("predict", tmp_path / "m", "--given", given, "--of", "mean")
+    point = pd.DataFrame({"flow, m3": [0.5], "site": ["A, B"]})
+    np.testing.assert_allclose(found["values"], [fit.conditional(point).mean()])
 
 
 @pytest.mark.parametrize("conformal", [False, True])

@@ -4,11 +4,13 @@ import csv
 import io
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cme_dask.cli.values import separated
 from cme_dask.config import NULL_VALUES
 from cme_dask.data.atomic import Kind, check_output, disk_errors, writing
 from cme_dask.data.columns import Columns
@@ -138,11 +140,16 @@ def _parse(
 ) -> list[float | str | None]:
     """A point from ``COLUMN=NUMBER,...``, with text in columns of labels.
 
-    Nothing after the equals sign is a missing value, in columns where these are filled in.
+    Nothing after the equals sign is a missing value, in columns where these are filled in. Parts
+    with commas are quoted.
     """
-    pairs = [part.partition("=") for part in text.split(",")]
-    if any(not equals for _, equals, _ in pairs):
-        raise DataError(f"--given takes COLUMN=NUMBER,..., got {text!r}")
+    pairs: list[tuple[str, str, str]] = []
+    with suppress(ValueError):
+        pairs = [part.partition("=") for part in separated(text)]
+    if not pairs or any(not equals for _, equals, _ in pairs):
+        raise DataError(
+            f"--given takes COLUMN=NUMBER,... (parts with commas in double quotes), got {text!r}"
+        )
     values = {name.strip(): value for name, _, value in pairs}
     place = f"--given {text!r}"
     if len(values) < len(pairs):

@@ -46,17 +46,31 @@ def row_number(value: object) -> int:
     return 0 if str(value).strip() == "0" else count(value)
 
 
+def separated(text: str) -> list[str]:
+    """The parts between commas; those that hold commas are quoted, as in CSV files.
+
+    Raises
+    ------
+    ValueError
+        If a quote does not end, or something follows it.
+    """
+    try:
+        (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except csv.Error as error:
+        raise ValueError(f"{text!r} is no line of CSV: {error}") from error
+    return parts
+
+
 def columns(value: str) -> tuple[str, ...]:
-    """Column names, separated by commas; those that hold commas are quoted, as in CSV files."""
-    names: tuple[str, ...] = ()
-    with suppress(csv.Error):
-        (fields,) = csv.reader([value], skipinitialspace=True, strict=True)
-        names = tuple(name.strip() for name in fields)
+    """Column names, separated by commas; those that hold commas are quoted."""
+    names: list[str] = []
+    with suppress(ValueError):
+        names = [name.strip() for name in separated(value)]
     if not names or not all(names):
         raise click.BadParameter(
             f"{value!r} does not read COLUMN,COLUMN,... (names with commas in double quotes)"
         )
-    return names
+    return tuple(names)
 
 
 def unit_pairs(value: str) -> tuple[tuple[str, str], ...]:
@@ -173,7 +187,7 @@ def label_weights(value: str) -> str | dict[str, float]:
     if value == "balanced":
         return value
     try:
-        pairs = (part.rsplit("=", 1) for part in value.split(","))
+        pairs = (part.rsplit("=", 1) for part in separated(value))
         return {label: float(weight) for label, weight in pairs}
     except ValueError as error:
         raise click.BadParameter(
