@@ -283,13 +283,33 @@ def test_directions_of_several_columns_are_axes_sums_and_differences():
     assert len(events) <= 48
 
 
-def test_rounding_of_sums_decides_no_event():
-    y = np.random.default_rng(5).standard_normal((500, 2)) * (3.0, 0.01)
-    events = make_thresholds(y, np.full(500, 1 / 500), (False, False))
+PLANE = np.random.default_rng(5).standard_normal((400, 2)) * (3.0, 0.01)
+SHARE = np.random.default_rng(6).random(400)
+TENTHS = np.round(100 * SHARE) / 10
+WHOLE = np.random.default_rng(7).integers(0, 4, (400, 2))
+
+
+@pytest.mark.parametrize(
+    ("y", "some"),
+    [
+        (PLANE, True),
+        (PLANE + 1e9, True),
+        (WHOLE * (1, 7) + 1e12, True),
+        (np.column_stack([SHARE, 1 - SHARE]), True),
+        (np.column_stack([TENTHS, 10 - TENTHS]), True),
+        (np.column_stack([TENTHS, TENTHS]), True),
+        (np.column_stack([TENTHS, 32 + 1.8 * TENTHS]), True),
+        (np.ones((400, 2)), False),
+    ],
+)
+def test_rounding_of_sums_does_not_decide_events(y, some):
+    """Row by row they are what they are at once, and next to the rows, too."""
+    events = make_thresholds(y, np.full(400, 1 / 400), (False, False))
     sums = np.count_nonzero(events.directions, axis=1)[events.which] > 1
-    assert 0 < sums.sum() < len(events)
+    assert some == sums.any()
+    assert not sums.all()
+    found = events(y)[:, sums]
+    for i in range(400):
+        np.testing.assert_array_equal(events(y[i : i + 1])[0, sums], found[i])
     for towards in (-np.inf, np.inf):
-        moved = events(np.nextafter(y, towards))
-        np.testing.assert_array_equal(moved[:, sums], events(y)[:, sums])
-    equal = make_thresholds(np.ones((9, 2)), np.full(9, 1 / 9), (False, False))
-    np.testing.assert_array_equal(equal(np.ones((9, 2))), 1.0)
+        np.testing.assert_array_equal(events(np.nextafter(y, towards))[:, sums], found)

@@ -77,6 +77,7 @@ def test_every_option(tmp_path, table):
         (("--time", '"year'), "COLUMN,COLUMN"),
         (("--units", "t"), "COLUMN=UNIT,..."),
         (("--units", "t=K,p="), "COLUMN=UNIT,..."),
+        (("--units", '"t=K'), "COLUMN=UNIT,..."),
     ],
 )
 def test_options_that_do_not_parse(tmp_path, table, options, words):
@@ -105,11 +106,12 @@ def test_a_unit_may_hold_a_comma(tmp_path, table):
 
 def test_names_may_hold_commas_and_quotes(tmp_path):
     (tmp_path / "t.csv").write_text('a,"flow, m3","5"" pipe"\n' + "1,2,3\n4,5,6\n")
-    given = ("--x", 'a, "5"" pipe"', "--y", '"flow, m3"')
+    given = ("--x", ' "5"" pipe" , a', "--y", '"flow, m3" ', "--units", '"flow, m3=m3/s",a=K')
     found = call(tmp_path / "t.csv", "--out", tmp_path / "s", *given)
     assert found.exit_code == 0, found.output
-    names = [columns.names for columns in open_sample(tmp_path / "s").columns]
-    assert names == [("a", '5" pipe'), ("flow, m3",)]
+    x, y = open_sample(tmp_path / "s").columns
+    assert (x.names, y.names) == (('5" pipe', "a"), ("flow, m3",))
+    assert (x.units, y.units) == ({"a": "K"}, {"flow, m3": "m3/s"})
 
 
 def test_resume_from_the_command(tmp_path, table, monkeypatch):

@@ -135,10 +135,7 @@ def test_locations_are_dense_refits_with_the_simplest_good_ridge(located):
 def test_systems_forms_and_eigenbases_give_the_same_location(
     located, name, forms, spectra, monkeypatch
 ):
-    """Systems are for few ridges, forms also where a system fails, eigenbases for tiny ridges.
-
-    They are also for forms that fail.
-    """
+    """Systems for few ridges, forms also where one fails; eigenbases for tiny ones or after it."""
     x, y, weights, folds, found = located
     fails = SimpleNamespace(of=Mock(side_effect=np.linalg.LinAlgError))
     others = {"_FEW_RIDGES": 0, "_SOLVED": 1.0, "CholeskyFactor": fails}

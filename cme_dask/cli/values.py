@@ -54,6 +54,7 @@ def separated(text: str) -> list[str]:
     ValueError
         If a quote does not end, or something follows it.
     """
+    text = re.sub(r'"\s+(,|$)', r'"\1', text)  # blanks after a quote, which CSV has not
     try:
         (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
     except csv.Error as error:
@@ -76,11 +77,15 @@ def columns(value: str) -> tuple[str, ...]:
 def unit_pairs(value: str) -> tuple[tuple[str, str], ...]:
     """Columns and their units from COLUMN=UNIT,...
 
-    Units may hold commas: one ends where the next part holds an equals sign.
+    Units may hold commas: one ends where the next part holds an equals sign. Names may, where parts
+    are quoted.
     """
-    parts = [part.partition("=") for part in re.split(r",(?=[^,]*=)", value)]
+    each: list[str] = []
+    with suppress(ValueError):
+        each = separated(value) if '"' in value else re.split(r",(?=[^,]*=)", value)
+    parts = [part.partition("=") for part in each]
     pairs = tuple((name.strip(), text.strip()) for name, _, text in parts)
-    if not all(name and text for name, text in pairs):
+    if not pairs or not all(name and text for name, text in pairs):
         raise click.BadParameter(f"{value!r} does not read COLUMN=UNIT,..., such as TEMP=degC")
     return pairs
 

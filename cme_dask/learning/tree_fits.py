@@ -122,16 +122,16 @@ def _exact(tree: Any, factor: float, q: int) -> Tree:
     return Tree(tree.feature, tree.threshold, children, factor * tree.value.reshape(-1, q))
 
 
-def _binned(each: Sequence[Array]) -> list[Tree]:
-    """From the nodes of each, all at once: there may be hundreds of trees, of a dozen nodes."""
+def _binned(nodes_of_trees: Sequence[Array]) -> list[Tree]:
+    """All at once: there may be hundreds of trees, of a dozen nodes."""
     # np.concatenate would compare the types of all fields for each tree.
-    nodes = np.frombuffer(b"".join(each), each[0].dtype)
+    nodes = np.frombuffer(b"".join(nodes_of_trees), nodes_of_trees[0].dtype)
     children = np.stack([nodes["left"], nodes["right"]], axis=1).astype(np.int64)
     children[nodes["is_leaf"].astype(bool)] = -1
     # A split of missing values from all others has an infinite threshold, which files refuse.
     threshold = np.clip(nodes["num_threshold"], -np.finfo(float).max, np.finfo(float).max)
     arrays = nodes["feature_idx"], threshold, children, nodes["value"][:, None]
-    edges = np.cumsum([0, *map(len, each)]).tolist()
+    edges = np.cumsum([0, *map(len, nodes_of_trees)]).tolist()
     return [Tree(*(array[first:last] for array in arrays)) for first, last in pairwise(edges)]
 
 

@@ -82,19 +82,19 @@ class FeatureSums:
 
     @classmethod
     def of(
-        cls, weights: Array, mean_of: Callable[[int], Moments], variable: str, rows: float
+        cls, weights: Array, mean_of: Callable[[int], Moments], block: str, rows: float
     ) -> "FeatureSums":
-        """Those of the features of a variable, from its means over each fold with rows."""
+        """Those of a block of features, from its means over each fold with rows."""
         first, second = [], []
         for fold in np.flatnonzero(weights > 0.0):
             mean, weight = mean_of(int(fold)), weights[fold]
-            first.append(weight * mean.means[variable])
-            second.append(weight * mean.blocks[variable, variable])
+            first.append(weight * mean.means[block])
+            second.append(weight * mean.blocks[block, block])
         return cls(weights[weights > 0.0], np.stack(first), np.stack(second), rows)
 
     @classmethod
     def of_block(cls, sums: MomentSums, block: str) -> "FeatureSums":
-        """Those of a block: "x" of the basis functions of x, "f(x)" of its columns, shifted."""
+        """Those of a block, such as "x", or "f(x)": columns and functions less their shift."""
         return cls.of(sums.weights, lambda fold: sums.means(fold=fold), block, sums.n_rows)
 
     @classmethod

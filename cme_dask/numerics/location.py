@@ -407,7 +407,7 @@ class _Tridiagonal(_Path):
             here = each == ridge
             try:
                 solved = self.form.solve_rotated(self.target, float(ridge))
-            except LinAlgError:  # trends in columns that nearly agree round more than the ridge
+            except LinAlgError:  # where columns nearly agree, rounding may exceed the ridge
                 return _Spectrum.of(self.ridge).solve(ridges)
             slope[here] = np.broadcast_to(solved, slope.shape)[here]
         slope = self.form.rotated(slope.reshape(-1, m), back=True).reshape(slope.shape)

@@ -260,8 +260,8 @@ class Moments:
         shift.
     means
         E a of each block: ``"x"`` for C = E N of the basis functions N of x, ``"f(y)"`` for
-        E f - s of the columns and functions of y less their shift, which is near their means: far
-        from zero a sum of both would have few digits of it.
+        E f - s of the columns and functions of y less their shift. The difference is small where
+        the shift is near the mean, and would lose its digits if s were added.
     traces
         E k(z, z) of each variable.
     shifts

@@ -283,6 +283,7 @@ _LEVELS = {1: 24, 4: 12}  # thresholds of each direction, by the number of direc
 _FEW_LEVELS = 8  # of each of more
 _PAIRED = 3  # columns, of whose pairs sums and differences are taken
 _DRAWN = 2  # directions, of more columns
+_ROUNDING = 4e-15  # of a sum of a few products, over the sum of their sizes: an upper bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,7 +454,10 @@ def make_thresholds(
         # Each threshold stands for what is nearest to it; the outer ones for as much as inside.
         width = np.gradient(above) if len(above) > 1 else np.ones(1)
         if np.count_nonzero(axis) > 1:
-            above = _between(along, above)
+            middle = _gaps(along, _ROUNDING * (np.abs(rows) @ np.abs(axis)).max())
+            number: Array = np.searchsorted(middle, above)
+            inside = number < len(middle)
+            width, above = width[inside], middle[number[inside]]
         add(axis, np.full(len(above), -np.inf), above, width / len(axes))
     for j in np.flatnonzero(categorical):
         codes = np.unique(rows[:, j])
@@ -500,16 +504,16 @@ def _quantiles(values: Array, weights: Array, count: int) -> Array:
     return result[:-1] if len(result) > 1 and result[-1] == values.max() else result
 
 
-def _between(values: Array, above: Array) -> Array:
-    """The middle between each of some values and the next one that differs by more than rounding.
+def _gaps(values: Array, rounding: float) -> Array:
+    """Middles between values that differ by more than rounding, ascending.
 
     A sum of several columns is rounded, differently in blocks of other sizes: at a threshold that
-    is the sum of a row, rounding would decide on which side of it the row lies.
+    is the sum of a row, rounding would decide on which side of it the row lies. Sums that all rows
+    share but for rounding, as of shares, have no threshold.
     """
     distinct = np.unique(values)
-    rounding = 1e-12 * np.abs(distinct).max()
-    at = np.searchsorted(distinct, above + rounding, side="right")
-    return 0.5 * (above + distinct[np.minimum(at, len(distinct) - 1)])
+    wide = np.diff(distinct) > rounding
+    return 0.5 * (distinct[:-1][wide] + distinct[1:][wide])
 
 
 def law_errors(
