@@ -54,7 +54,7 @@ def separated(text: str) -> list[str]:
     ValueError
         If a quote does not end, or something follows it.
     """
-    text = re.sub(r'"\s+(,|$)', r'"\1', text)  # blanks after a quote, which CSV has not
+    text = re.sub(r'"\s+(,|$)', r'"\1', text)  # CSV takes no blanks after a closing quote
     try:
         (parts,) = csv.reader([text], skipinitialspace=True, strict=True)
     except csv.Error as error:
